@@ -1,0 +1,27 @@
+/* cpu.h: the CPU back end. */
+#ifndef LH_CPU_CPU_H
+#define LH_CPU_CPU_H
+
+#include "core/ops.h"
+#include "cpu/isa.h"
+
+struct cpu;
+
+struct cpu_opts {
+    int n_thread;             /* >= 1, the caller included */
+    const int *cores;         /* ?[n_core], see pool.h */
+    int n_core;
+    enum isa isa;             /* from isa_choose */
+    struct ops_limits limits; /* scratch is sized for these at open; nothing is allocated afterwards */
+};
+
+int cpu_open(struct cpu **out, const struct cpu_opts *opts);
+void cpu_close(struct cpu *c);
+
+/* Bytes of scratch that cpu_open will allocate for these limits and threads: what the planner prints. */
+size_t cpu_scratch_bytes(const struct cpu_opts *opts);
+
+struct ops *cpu_ops(struct cpu *c); /* owned by c */
+struct pool *cpu_pool(struct cpu *c);
+
+#endif
