@@ -93,8 +93,6 @@ struct ops {
     int (*embed)(struct ops *o, float *x, const struct mat *embd, const int32_t *ids, int n_tok, float scale);
     /* y = w * x / sqrt(mean(x^2) + eps) per row of dim elements. y may be x. */
     int (*rmsnorm)(struct ops *o, float *y, const float *x, const float *w, int64_t n_row, int dim, float eps);
-    /* x += d, then y = rmsnorm(x). */
-    int (*add_rmsnorm)(struct ops *o, float *y, float *x, const float *d, const float *w, int64_t n_row, int dim, float eps);
     /* x += d, n elements. */
     int (*add)(struct ops *o, float *x, const float *d, int64_t n);
     int (*matmul)(struct ops *o, const struct matmul *m);
