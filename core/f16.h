@@ -61,7 +61,9 @@ static inline uint16_t f32_to_f16(float f) {
 #endif
 }
 
-static inline float bf16_to_f32(uint16_t b) { return f32_from_bits((uint32_t)b << 16); }
+static inline float bf16_to_f32(uint16_t b) {
+    return f32_from_bits((uint32_t)b << 16);
+}
 
 static inline uint16_t f32_to_bf16(float f) {
     uint32_t u = f32_bits(f);

@@ -16,7 +16,7 @@ static const struct quant_info infos[QT_END] = {
     QUANT_LIST(X)
 #undef X
 #define X(name, id, elems, bytes) [id] = {#name, id, elems, bytes, false, false, 8.0 * (bytes) / (elems)},
-    QUANT_NAMED_LIST(X)
+        QUANT_NAMED_LIST(X)
 #undef X
 };
 
@@ -44,9 +44,15 @@ bool quant_row_bytes(size_t *out, int type, int64_t n) {
 
 /* One block each: y = block_elems values. Products associate to the left as written; that is part of the contract. */
 
-static void decode_F32(const void *src, float *y) { memcpy(y, src, sizeof *y); }
-static void decode_F16(const void *src, float *y) { *y = f16_to_f32(*(const uint16_t *)src); }
-static void decode_BF16(const void *src, float *y) { *y = bf16_to_f32(*(const uint16_t *)src); }
+static void decode_F32(const void *src, float *y) {
+    memcpy(y, src, sizeof *y);
+}
+static void decode_F16(const void *src, float *y) {
+    *y = f16_to_f32(*(const uint16_t *)src);
+}
+static void decode_BF16(const void *src, float *y) {
+    *y = bf16_to_f32(*(const uint16_t *)src);
+}
 
 static void decode_Q4_0(const void *src, float *y) {
     const struct q4_0 *b = src;
@@ -91,7 +97,9 @@ static void decode_Q8_0(const void *src, float *y) {
 }
 
 /* 2-bit code of element i where 128 elements share 32 bytes: q2_k, q3_k, tq2_0. */
-static int code2(const uint8_t *qs, int i) { return (qs[32 * (i >> 7) + (i & 31)] >> (2 * ((i >> 5) & 3))) & 3; }
+static int code2(const uint8_t *qs, int i) {
+    return (qs[32 * (i >> 7) + (i & 31)] >> (2 * ((i >> 5) & 3))) & 3;
+}
 
 static void decode_Q2_K(const void *src, float *y) {
     const struct q2_k *b = src;
@@ -200,6 +208,7 @@ void quant_decode_row(int type, const void *src, float *dst, int64_t n) {
         return;
         QUANT_LIST(X)
 #undef X
-    default: assert(!"quant_decode_row: type cannot be decoded");
+    default:
+        assert(!"quant_decode_row: type cannot be decoded");
     }
 }

@@ -66,9 +66,9 @@ enum quant_type {
     QUANT_LIST(X)
 #undef X
 #define X(name, id, elems, bytes) QT_##name = id,
-    QUANT_NAMED_LIST(X)
+        QUANT_NAMED_LIST(X)
 #undef X
-    QT_END = 43 /* one past the largest known id */
+            QT_END = 43 /* one past the largest known id */
 };
 
 enum { QUANT_MAX_BLOCK_ELEMS = 256, QUANT_MAX_BLOCK_BYTES = 292 };
