@@ -63,7 +63,7 @@ struct gguf_kv {
     int elem_type;         /* of an array; else equal to type */
     int64_t n;             /* elements of an array, bytes of a string, else 1 */
     const uint8_t *data;   /* first element, first byte of a string; unaligned */
-    const uint32_t *index; /* array of strings: [n] offsets from data of each string's 8-byte length */
+    uint32_t *index;       /* array of strings: [n] offsets from data of each string's 8-byte length */
 };
 
 int gguf_n_kv(const struct gguf *g);
