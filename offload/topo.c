@@ -2,6 +2,7 @@
 #include "offload/topo.h"
 
 #include "core/err.h"
+#include "offload/allow.h"
 
 #include <hwloc.h>
 #include <sched.h>
@@ -173,9 +174,19 @@ static int make_flat(struct topo *t, hwloc_const_bitmap_t affinity) {
     }
     t->n_cpu = t->n_core = n;
     t->n_node = 1;
-    t->nodes[0] = (struct topo_node){0, n, t->allow.total_bytes};
+    t->nodes[0] = (struct topo_node){0, n, t->host_total_bytes};
     t->this_machine = true;
     return 0;
+}
+
+static void add_limits(struct topo *t, const char *proc_root, const char *cgroup_root) {
+    struct allowance a;
+    allow_read(&a, proc_root, cgroup_root);
+    t->host_total_bytes = a.total_bytes;
+    t->host_available_bytes = a.available_bytes;
+    t->cpu_quota = a.cpu_quota;
+    memcpy(t->available_why, a.available_why, sizeof t->available_why);
+    memcpy(t->cpu_model, a.cpu_model, sizeof t->cpu_model);
 }
 
 int topo_open_at(struct topo **out, const char *proc_root, const char *cgroup_root) {
@@ -184,7 +195,7 @@ int topo_open_at(struct topo **out, const char *proc_root, const char *cgroup_ro
     hwloc_bitmap_t affinity = hwloc_bitmap_alloc();
     int rc = t && affinity ? 0 : err_set(ERR_NOMEM, "topology: out of memory");
     if (rc) goto out;
-    allow_read(&t->allow, proc_root, cgroup_root);
+    add_limits(t, proc_root, cgroup_root);
     read_affinity(affinity);
     discover(t, affinity);
     if (!t->n_cpu) rc = make_flat(t, affinity);
@@ -210,7 +221,7 @@ void topo_close(struct topo *t) {
 int topo_default_threads(const struct topo *t) {
     int n = 0;
     while (n < t->n_cpu && t->cpus[n].sibling == 0 && t->cpus[n].efficiency == t->cpus[0].efficiency) n++;
-    double quota = t->allow.cpu_quota;
+    double quota = t->cpu_quota;
     if (quota > 0 && quota < n) n = (int)quota + (quota > (int)quota);
     return n > 0 ? n : 1;
 }

@@ -5,8 +5,6 @@
 #ifndef LH_OFFLOAD_TOPO_H
 #define LH_OFFLOAD_TOPO_H
 
-#include "offload/allow.h"
-
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -36,7 +34,10 @@ struct topo {
     int n_node;
     size_t l2_bytes, l3_bytes; /* of the caches that cpus[0] uses; 0: unknown */
     bool this_machine;         /* false: described by HWLOC_XMLFILE or the like. Counts are right, binding makes no sense */
-    struct allowance allow;    /* memory that can be had, CPU quota, CPU model */
+    size_t host_total_bytes, host_available_bytes; /* as in allow.h: the memory budget */
+    char available_why[320];   /* what set host_available_bytes */
+    double cpu_quota;          /* CPUs' worth of time; 0: unlimited */
+    char cpu_model[128];
     char note[200];            /* what could not be found out ("" if nothing): worth a line under -v */
 };
 

@@ -1,4 +1,5 @@
 /* test_topo.c: topologies of machines that we do not own, memory and CPU limits of made-up control groups. */
+#include "offload/allow.h"
 #include "offload/topo.h"
 #include "tests/support.h"
 
@@ -21,7 +22,7 @@ static struct topo *open_machine(const char *file) {
     setenv("HWLOC_XMLFILE", file, 1);
     assert_int_equal(topo_open(&t), 0);
     unsetenv("HWLOC_XMLFILE");
-    t->allow.cpu_quota = 0; /* a quota on the testing machine must not change what the described one gives */
+    t->cpu_quota = 0; /* a quota on the testing machine must not change what the described one gives */
     return t;
 }
 
@@ -70,7 +71,7 @@ static void quota_limits_threads(void **s) {
     struct topo *t = open_machine(MACHINES "two-sockets-smt.xml");
     const struct { double quota; int threads; } rows[] = {{0, 8}, {0.1, 1}, {1, 1}, {1.01, 2}, {7.5, 8}, {64, 8}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        t->allow.cpu_quota = rows[i].quota;
+        t->cpu_quota = rows[i].quota;
         int got = topo_default_threads(t);
         if (got != rows[i].threads) fail_msg("quota %g: got %d threads, want %d", rows[i].quota, got, rows[i].threads);
     }
@@ -155,9 +156,9 @@ static void this_machine_is_sound(void **s) {
     struct topo *t = NULL;
     assert_int_equal(topo_open(&t), 0);
     assert_usable(t);
-    assert_true(t->allow.total_bytes > 64 * MIB);
-    assert_in_range(t->allow.available_bytes, 1, t->allow.total_bytes);
-    assert_true(t->allow.cpu_model[0]);
+    assert_true(t->host_total_bytes > 64 * MIB);
+    assert_in_range(t->host_available_bytes, 1, t->host_total_bytes);
+    assert_true(t->cpu_model[0]);
     topo_close(t);
     topo_close(NULL);
 }
@@ -304,7 +305,7 @@ static void topology_carries_the_limits(void **s) {
     put("cgroup/x/memory.max", "1073741824\n");
     put("cgroup/x/cpu.max", "1 100000\n");
     assert_int_equal(topo_open_at(&t, proc, cgroup), 0);
-    assert_int_equal(t->allow.available_bytes, 1024 * MIB);
+    assert_int_equal(t->host_available_bytes, 1024 * MIB);
     assert_int_equal(topo_default_threads(t), 1);
     topo_close(t);
 }
