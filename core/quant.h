@@ -61,15 +61,17 @@ extern "C" {
     X(Q2_0, 42, 64, 18)
 
 /* Values equal the ggml type ids found in GGUF files. */
+/* clang-format off */
 enum quant_type {
 #define X(name, id, elems, bytes, enc) QT_##name = id,
     QUANT_LIST(X)
 #undef X
 #define X(name, id, elems, bytes) QT_##name = id,
-        QUANT_NAMED_LIST(X)
+    QUANT_NAMED_LIST(X)
 #undef X
-            QT_END = 43 /* one past the largest known id */
+    QT_END = 43 /* one past the largest known id */
 };
+/* clang-format on */
 
 enum { QUANT_MAX_BLOCK_ELEMS = 256, QUANT_MAX_BLOCK_BYTES = 292 };
 
