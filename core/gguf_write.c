@@ -312,7 +312,7 @@ static int flush(struct gguf_writer *w) {
 }
 
 static int emit(struct gguf_writer *w, const void *p, size_t n) {
-    if (w->rc) return w->rc;
+    if (w->rc || n == 0) return w->rc;
     if (n > BUFFER_BYTES - w->n_buffer && flush(w)) return w->rc;
     w->written += n;
     if (n > BUFFER_BYTES) return write_all(w, p, n);
@@ -347,7 +347,7 @@ int gguf_writer_begin_data(struct gguf_writer *w) {
     emit(w, &w->n_tensors, sizeof w->n_tensors);
     emit(w, &w->n_kv, sizeof w->n_kv);
     emit(w, w->kv.p, w->kv.n);
-    if (w->records.n) emit(w, w->records.p, w->records.n);
+    emit(w, w->records.p, w->records.n);
     w->left = w->n_tensors ? w->sizes[0] : 0;
     return emit_padding(w);
 }
