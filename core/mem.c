@@ -1,5 +1,4 @@
 /* mem.c: checked sizes and aligned allocation. Node binding and pinning are not done here (offload/). */
-#define _GNU_SOURCE
 #include "core/mem.h"
 
 #include "core/err.h"
