@@ -31,7 +31,6 @@ struct cpu {
     struct matmul_state *matmul; /* cpu/matmul.c */
     struct attn_state *attn;     /* cpu/attn.c */
     const struct kern_elem *elem; /* cpu/elemwise.c */
-    void *elem_scratch;
 };
 
 /* Each family opens its scratch, says its size beforehand, and fills its entries of c->ops. */

@@ -1,0 +1,233 @@
+/* decoder.c: see decoder.h. */
+#include "core/decoder.h"
+
+#include "core/err.h"
+#include "core/mem.h"
+#include "core/rope.h"
+
+#include <stdlib.h>
+
+/* Largest over the layers of what scratch depends on, in elements per token. */
+struct widths {
+    int64_t q, k, v, o, ff;
+};
+
+static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static struct widths widths_of(const struct model *m) {
+    struct widths w = {0};
+    for (int il = 0; il < m->n_layer; il++) {
+        const struct layer *l = &m->layers[il];
+        w.q = max64(w.q, (int64_t)l->n_head * l->head_dim_k);
+        w.k = max64(w.k, (int64_t)l->n_kv * l->head_dim_k);
+        w.v = max64(w.v, (int64_t)l->n_kv * l->head_dim_v);
+        w.o = max64(w.o, (int64_t)l->n_head * l->head_dim_v);
+        if (l->ffn == FFN_DENSE) w.ff = max64(w.ff, l->n_ff);
+    }
+    return w;
+}
+
+/* Hands out pieces of the scratch; with base NULL it only adds up. */
+struct carver {
+    char *base;
+    size_t used;
+    bool overflow;
+};
+
+static void *carve(struct carver *c, int64_t rows, int64_t per_row) {
+    size_t bytes = size_mul3((size_t)rows, (size_t)per_row, 4), start = c->used;
+    if (bytes == SIZE_MAX || !size_align_up(&bytes, bytes, 64) || !size_add(&c->used, c->used, bytes)) c->overflow = true;
+    return c->base && bytes ? c->base + start : NULL;
+}
+
+static void carve_all(struct decoder *d, struct carver *c, const struct model *m, int chunk, int pass) {
+    struct widths w = widths_of(m);
+    for (int r = 0; r < m->n_rope; r++) d->cs[r] = carve(c, pass, m->ropes[r].n_rot);
+    d->h = carve(c, chunk, m->dim);
+    d->q = carve(c, chunk, w.q);
+    d->k = carve(c, chunk, w.k);
+    d->v = carve(c, chunk, w.v);
+    d->o = carve(c, chunk, w.o);
+    d->d = carve(c, chunk, m->dim);
+    d->gate = carve(c, chunk, w.ff);
+    d->up = carve(c, chunk, w.ff);
+    d->router = carve(c, chunk, m->n_expert);
+    d->expert_w = carve(c, chunk, m->n_expert_used);
+    d->expert_ids = carve(c, chunk, m->n_expert_used);
+}
+
+size_t decoder_scratch_bytes(const struct model *m, int chunk, int pass) {
+    struct decoder d;
+    struct carver c = {0};
+    carve_all(&d, &c, m, chunk, pass);
+    return c.overflow ? SIZE_MAX : c.used;
+}
+
+void decoder_limits(struct ops_limits *out, const struct model *m, int chunk, int64_t n_ctx) {
+    *out = (struct ops_limits){.n_tok = chunk, .cols = m->dim, .rows = m->n_vocab, .n_ctx = n_ctx,
+                               .n_expert = m->n_expert, .n_expert_used = m->n_expert_used};
+    for (int il = 0; il < m->n_layer; il++) {
+        const struct layer *l = &m->layers[il];
+        if (l->n_head > out->n_head) out->n_head = l->n_head;
+        if (l->n_kv > out->n_kv) out->n_kv = l->n_kv;
+        if (l->head_dim_k > out->head_dim) out->head_dim = l->head_dim_k;
+        if (l->head_dim_v > out->head_dim) out->head_dim = l->head_dim_v;
+        for (int t = 0; t < LT_COUNT; t++) {
+            if (!l->t[t].bytes || layer_tensor_is_vector(t)) continue;
+            out->cols = max64(out->cols, l->t[t].cols);
+            out->rows = max64(out->rows, l->t[t].rows);
+        }
+    }
+}
+
+int decoder_open(struct decoder **out, const struct model *m, struct ops *ops, const struct weights *w, struct kv *kv,
+                 int chunk, int pass, int64_t n_ctx, const float *rope_freqs, void *scratch) {
+    if (chunk < 1 || pass < chunk) return err_set(ERR_ARG, "decoder: chunk %d, pass %d: need 1 <= chunk <= pass", chunk, pass);
+    struct decoder *d = calloc(1, sizeof *d);
+    if (!d) return err_set(ERR_NOMEM, "decoder: out of memory");
+    *d = (struct decoder){.model = m, .ops = ops, .w = w, .kv = kv, .chunk = chunk, .pass = pass};
+    struct carver c = {.base = scratch};
+    carve_all(d, &c, m, chunk, pass);
+    int rc = 0;
+    for (int r = 0; r < m->n_rope && !rc; r++) {
+        d->inv_freq[r] = malloc((size_t)(m->ropes[r].n_rot / 2) * sizeof(double));
+        if (!d->inv_freq[r])
+            rc = err_set(ERR_NOMEM, "decoder: out of memory");
+        else
+            rc = rope_frequencies(d->inv_freq[r], &d->mscale[r], &m->ropes[r], rope_freqs, n_ctx);
+    }
+    if (rc) {
+        decoder_close(d);
+        return rc;
+    }
+    *out = d;
+    return 0;
+}
+
+void decoder_close(struct decoder *d) {
+    if (!d) return;
+    free(d->inv_freq[0]);
+    free(d->inv_freq[1]);
+    free(d);
+}
+
+int decoder_begin(struct decoder *d, int64_t pos0, int n_tok) {
+    if (n_tok < 1 || n_tok > d->pass) return err_set(ERR_ARG, "decoder: %d tokens in a pass of at most %d", n_tok, d->pass);
+    d->pos0 = pos0;
+    for (int r = 0; r < d->model->n_rope; r++) {
+        int rc = d->ops->rope_table(d->ops, d->cs[r], d->inv_freq[r], d->model->ropes[r].n_rot / 2, d->mscale[r], pos0, n_tok);
+        if (rc) return rc;
+    }
+    return 0;
+}
+
+static struct mat mat_of(const struct tensor *t, const void *data) {
+    return (struct mat){.data = data, .type = t->type, .rows = t->rows, .cols = t->cols};
+}
+
+int decoder_embed(struct decoder *d, float *x, const int32_t *ids, int n) {
+    struct mat embd = mat_of(&d->model->embd, d->w->embd);
+    return d->ops->embed(d->ops, x, &embd, ids, n, d->model->embd_scale);
+}
+
+/* One product y = W x + bias with tensor t of layer il. */
+static int product(struct decoder *d, int il, float *y, enum layer_tensor t, enum layer_tensor bias, const float *x, int n) {
+    const struct layer *l = &d->model->layers[il];
+    const void *const *at = d->w->layers[il].at;
+    struct mat w = mat_of(&l->t[t], at[t]);
+    struct matmul mm = {.x = x, .cols = w.cols, .n_tok = n, .n = 1, .out = {{&w, y, bias == LT_COUNT ? NULL : at[bias]}}};
+    return d->ops->matmul(d->ops, &mm);
+}
+
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        int rc_ = (call);                                                                                              \
+        if (rc_) return rc_;                                                                                           \
+    } while (0)
+
+/* x += RMSNorm?(d). */
+static int add_part(struct decoder *d, int il, float *x, enum layer_tensor post_norm, int n) {
+    const struct model *m = d->model;
+    struct ops *o = d->ops;
+    if (m->layers[il].t[post_norm].bytes)
+        TRY(o->rmsnorm(o, d->d, d->d, d->w->layers[il].at[post_norm], n, m->dim, m->eps));
+    return o->add(o, x, d->d, (int64_t)n * m->dim);
+}
+
+int decoder_mixer(struct decoder *d, int il, float *x, int t0, int n) {
+    const struct model *m = d->model;
+    const struct layer *l = &m->layers[il];
+    const void *const *at = d->w->layers[il].at;
+    const struct rope *r = &m->ropes[l->rope];
+    struct ops *o = d->ops;
+    int64_t pos0 = d->pos0 + t0;
+    const float *cs = d->cs[l->rope] ? d->cs[l->rope] + (size_t)t0 * (size_t)r->n_rot : NULL;
+
+    TRY(o->rmsnorm(o, d->h, x, at[LT_ATTN_NORM], n, m->dim, m->eps));
+    struct mat wq = mat_of(&l->t[LT_ATTN_Q], at[LT_ATTN_Q]), wk = mat_of(&l->t[LT_ATTN_K], at[LT_ATTN_K]),
+               wv = mat_of(&l->t[LT_ATTN_V], at[LT_ATTN_V]);
+    struct matmul qkv = {.x = d->h, .cols = m->dim, .n_tok = n, .n = 3,
+                         .out = {{&wq, d->q, at[LT_ATTN_Q_BIAS]}, {&wk, d->k, at[LT_ATTN_K_BIAS]}, {&wv, d->v, at[LT_ATTN_V_BIAS]}}};
+    TRY(o->matmul(o, &qkv));
+    struct rope_args rq = {.x = d->q, .n_tok = n, .n_head = l->n_head, .head_dim = l->head_dim_k, .norm = at[LT_ATTN_Q_NORM],
+                           .eps = m->eps, .cs = cs, .n_rot = r->n_rot, .pairing = r->pairing};
+    struct rope_args rk = rq;
+    rk.x = d->k;
+    rk.n_head = l->n_kv;
+    rk.norm = at[LT_ATTN_K_NORM];
+    TRY(o->rope(o, &rq));
+    TRY(o->rope(o, &rk));
+    TRY(o->kv_put(o, d->kv, il, pos0, n, d->k, d->v));
+    struct attn_args a = {.o = d->o, .q = d->q, .kv = d->kv, .il = il, .pos0 = pos0, .n_tok = n, .n_head = l->n_head,
+                          .scale = m->attn_scale, .window = l->window};
+    TRY(o->attn(o, &a));
+    TRY(product(d, il, d->d, LT_ATTN_OUT, LT_ATTN_OUT_BIAS, d->o, n));
+    return add_part(d, il, x, LT_POST_ATTN_NORM, n);
+}
+
+static int dense_ffn(struct decoder *d, int il, int n) {
+    const struct layer *l = &d->model->layers[il];
+    const void *const *at = d->w->layers[il].at;
+    struct ops *o = d->ops;
+    struct mat gate = mat_of(&l->t[LT_FFN_GATE], at[LT_FFN_GATE]), up = mat_of(&l->t[LT_FFN_UP], at[LT_FFN_UP]);
+    struct matmul gu = {.x = d->h, .cols = gate.cols, .n_tok = n, .n = 2,
+                        .out = {{&gate, d->gate, at[LT_FFN_GATE_BIAS]}, {&up, d->up, at[LT_FFN_UP_BIAS]}}};
+    TRY(o->matmul(o, &gu));
+    TRY(o->glu(o, d->gate, d->gate, d->up, (int64_t)n * l->n_ff, d->model->act));
+    return product(d, il, d->d, LT_FFN_DOWN, LT_FFN_DOWN_BIAS, d->gate, n);
+}
+
+static int expert_ffn(struct decoder *d, int il, int n) {
+    const struct model *m = d->model;
+    const struct layer *l = &m->layers[il];
+    const void *const *at = d->w->layers[il].at;
+    struct ops *o = d->ops;
+    TRY(product(d, il, d->router, LT_MOE_ROUTER, LT_COUNT, d->h, n));
+    TRY(o->route(o, d->expert_ids, d->expert_w, d->router, n, m->n_expert, m->n_expert_used, m->expert_normalise));
+    struct experts_args e = {.y = d->d, .x = d->h, .ids = d->expert_ids, .weight = d->expert_w, .n_tok = n,
+                             .n_used = m->n_expert_used, .n_expert = m->n_expert, .act = m->act,
+                             .gate = mat_of(&l->t[LT_MOE_GATE], at[LT_MOE_GATE]),
+                             .up = mat_of(&l->t[LT_MOE_UP], at[LT_MOE_UP]),
+                             .down = mat_of(&l->t[LT_MOE_DOWN], at[LT_MOE_DOWN])};
+    return o->experts(o, &e);
+}
+
+int decoder_ffn(struct decoder *d, int il, float *x, int t0, int n) {
+    (void)t0; /* no position enters an FFN */
+    const struct model *m = d->model;
+    struct ops *o = d->ops;
+    TRY(o->rmsnorm(o, d->h, x, d->w->layers[il].at[LT_FFN_NORM], n, m->dim, m->eps));
+    TRY(m->layers[il].ffn == FFN_EXPERTS ? expert_ffn(d, il, n) : dense_ffn(d, il, n));
+    return add_part(d, il, x, LT_POST_FFN_NORM, n);
+}
+
+int decoder_head(struct decoder *d, float *logits, const float *x, int n) {
+    const struct model *m = d->model;
+    struct ops *o = d->ops;
+    struct mat out = mat_of(m->out.bytes ? &m->out : &m->embd, d->w->out);
+    TRY(o->rmsnorm(o, d->h, x, d->w->out_norm, n, m->dim, m->eps));
+    struct matmul mm = {.x = d->h, .cols = m->dim, .n_tok = n, .n = 1, .out = {{&out, logits, d->w->out_bias}}};
+    TRY(o->matmul(o, &mm));
+    if (m->logit_softcap > 0) TRY(o->softcap(o, logits, (int64_t)n * m->n_vocab, m->logit_softcap));
+    return 0;
+}

@@ -1,0 +1,72 @@
+/* decoder.h: the one forward pass, in straight lines over an ops table. It knows no device and no placement.
+ *
+ * A decoder binds a model, a back end's ops, the addresses of the weights, a KV and scratch memory. The run loop calls
+ * decoder_embed, then for each layer decoder_mixer and decoder_ffn, then decoder_head; x is the residual stream.
+ * Parts take any run of tokens of the pass (chunks), in order. Formulas: RMSNorm, RoPE, GQA attention and SwiGLU as in
+ * the model papers; each line names its tensors. Not thread-safe: one driver thread. Nothing is allocated after open. */
+#ifndef LH_CORE_DECODER_H
+#define LH_CORE_DECODER_H
+
+#include "core/model.h"
+#include "core/ops.h"
+
+struct kv;
+
+/* Addresses of the weights for one back end. Vectors are f32, matrices are in strips. NULL: absent (all of them in a
+ * dry run with the cost table). */
+struct layer_weights {
+    const void *at[LT_COUNT];
+};
+struct weights {
+    const void *embd, *out; /* out == embd when tied */
+    const float *out_norm, *out_bias;
+    struct layer_weights *layers; /* [n_layer] */
+};
+
+struct decoder {
+    const struct model *model;
+    struct ops *ops;
+    const struct weights *w;
+    struct kv *kv;
+    int chunk;            /* most tokens of one call of a part */
+    int pass;             /* most tokens between decoder_begin and the head */
+    int64_t pos0;         /* of the pass under way */
+    double *inv_freq[2];  /* host [n_rot/2], owned */
+    float mscale[2];
+    /* Scratch, in the memory of the ops. */
+    float *cs[2];         /* [pass, n_rot/2, 2] */
+    float *h;             /* [chunk, dim] normed input of a part */
+    float *q, *k, *v, *o; /* [chunk, heads * head_dim] */
+    float *d;             /* [chunk, dim] what a part adds to x */
+    float *gate, *up;     /* [chunk, n_ff] */
+    float *router;        /* [chunk, n_expert] */
+    float *expert_w;      /* [chunk, n_used] */
+    int32_t *expert_ids;  /* [chunk, n_used] */
+};
+
+/* Bytes of scratch for chunks of `chunk` and passes of `pass` tokens. SIZE_MAX on overflow. */
+size_t decoder_scratch_bytes(const struct model *m, int chunk, int pass);
+
+/* Largest sizes that this model will ask of a back end. */
+void decoder_limits(struct ops_limits *out, const struct model *m, int chunk, int64_t n_ctx);
+
+/* scratch: decoder_scratch_bytes of memory of the back end, 64-byte aligned (NULL in dry runs); stays the caller's.
+ * n_ctx is the configured context (longrope picks its factors by it). rope_freqs: ?host f32 divisors [n_rot/2]. */
+int decoder_open(struct decoder **out, const struct model *m, struct ops *ops, const struct weights *w, struct kv *kv,
+                 int chunk, int pass, int64_t n_ctx, const float *rope_freqs, void *scratch);
+void decoder_close(struct decoder *d);
+
+/* Starts a pass of n_tok tokens at positions pos0..: fills the rotation tables. */
+int decoder_begin(struct decoder *d, int64_t pos0, int n_tok);
+
+/* x [n, dim] = embeddings of ids (host) for n <= pass tokens. */
+int decoder_embed(struct decoder *d, float *x, const int32_t *ids, int n);
+
+/* x [n, dim] += part(x) for n <= chunk tokens, the first of which is token t0 of the pass. */
+int decoder_mixer(struct decoder *d, int il, float *x, int t0, int n);
+int decoder_ffn(struct decoder *d, int il, float *x, int t0, int n);
+
+/* logits [n, n_vocab] of n <= chunk rows of x. */
+int decoder_head(struct decoder *d, float *logits, const float *x, int n);
+
+#endif
