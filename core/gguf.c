@@ -24,7 +24,8 @@ struct gguf {
     int n_shard;
     struct gguf_dir dir; /* of shard 0 */
     struct gguf_tensors tensors;
-    uint32_t *order; /* [tensors.n] indices sorted by name */
+    uint32_t *order;      /* [tensors.n] indices sorted by name */
+    uint64_t n_promised;  /* tensors of all parts that key split.tensors.count says; UINT64_MAX: it does not */
 };
 
 enum { SUFFIX = 20 }; /* "-00001-of-00002.gguf" */
@@ -100,10 +101,10 @@ static int open_shard(struct gguf *g, int no, int count) {
 
 static int open_shards(struct gguf *g) {
     const char *path = g->shards[0].path;
-    uint64_t no = 0, count = 1, total = UINT64_MAX;
+    uint64_t no = 0, count = 1;
     int rc = split_key(&g->dir, path, "split.count", &count);
     if (!rc) rc = split_key(&g->dir, path, "split.no", &no);
-    if (!rc) rc = split_key(&g->dir, path, "split.tensors.count", &total);
+    if (!rc) rc = split_key(&g->dir, path, "split.tensors.count", &g->n_promised);
     if (rc || count <= 1) return rc;
     if (count > GGUF_MAX_SHARD)
         return err_set(ERR_FORMAT, "%s: key split.count is %" PRIu64 ", the limit is %d", path, count, GGUF_MAX_SHARD);
@@ -114,10 +115,14 @@ static int open_shards(struct gguf *g) {
         rc = open_shard(g, i, (int)count);
         if (rc) return rc;
     }
-    if (total != UINT64_MAX && total != (uint64_t)g->tensors.n)
-        return err_set(ERR_FORMAT, "%s: the parts hold %d tensors, key split.tensors.count says %" PRIu64, g->shards[0].path,
-                       g->tensors.n, total);
     return 0;
+}
+
+/* After the names, so that a tensor that is there twice is named. */
+static int check_promise(const struct gguf *g) {
+    if (g->n_shard == 1 || g->n_promised == UINT64_MAX || g->n_promised == (uint64_t)g->tensors.n) return 0;
+    return err_set(ERR_FORMAT, "%s: the parts hold %d tensors, key split.tensors.count says %" PRIu64, g->shards[0].path,
+                   g->tensors.n, g->n_promised);
 }
 
 static int order_by_name(const void *a, const void *b, void *tensors) {
@@ -149,9 +154,11 @@ static int sort_tensors(struct gguf *g) {
 int gguf_open(struct gguf **out, const char *path) {
     struct gguf *g = calloc(1, sizeof *g);
     if (!g) return err_set(ERR_NOMEM, "%s: out of memory", path);
+    g->n_promised = UINT64_MAX;
     int rc = add_shard(g, &g->dir, path);
     if (!rc) rc = open_shards(g);
     if (!rc) rc = sort_tensors(g);
+    if (!rc) rc = check_promise(g);
     if (rc) {
         gguf_close(g);
         return rc;

@@ -15,6 +15,8 @@ struct tensor {
     int shard;       /* file of a split model */
     uint64_t offset; /* first byte, from the start of that file */
     size_t bytes;    /* stack * rows * row bytes; 0: the tensor is absent */
+    size_t stride;   /* from one matrix of the stack to the next in the file: bytes / stack, more for a slice of a stack
+                        whose matrices hold other rows too (ffn_gate_up_exps) */
 };
 
 /* A matrix in its home: y[rows] = W[rows, cols] x[cols]. Bytes are in the strip layout of core/strip.h. */
