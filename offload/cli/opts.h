@@ -1,6 +1,6 @@
 /* opts.h: the command-line options of all subcommands, from tables. A command lists its options; the parser fills the
- * destinations from the environment first, then from the command line (later wins). It prints help and nothing
- * else; errors are returned as one sentence that names option, value and limit. */
+ * destinations from the command line, and from the environment what the command line does not give. It prints help and
+ * nothing else; errors are returned as one sentence that names option, value and limit. */
 #ifndef LH_OFFLOAD_CLI_OPTS_H
 #define LH_OFFLOAD_CLI_OPTS_H
 
@@ -16,7 +16,7 @@ enum opt_type {
     OPT_ENUM,     /* int *dst: index into `choices` */
     OPT_LIST,     /* struct opt_list *dst: appended each time, e.g. -ot A=B -ot C=D */
     OPT_CALL,     /* int (*call)(const char *option, const char *value, void *dst): own parsing, 0 or err_set */
-    OPT_REFUSED,  /* known from other programs and not supported: the sentence is `help`, value consumed if has one */
+    OPT_REFUSED,  /* known from other programs and not supported: `help` is the sentence */
     OPT_GROUP,    /* heading of the help; names is its title */
     OPT_END,
 };
@@ -27,7 +27,7 @@ struct opt_list {
 };
 
 struct opt {
-    const char *names; /* "-c,--ctx-size": the last long one names the environment variable LONGHAUL_CTX_SIZE */
+    const char *names; /* "-c,--ctx-size": each long one is also an environment variable, LONGHAUL_CTX_SIZE */
     enum opt_type type;
     void *dst;
     const char *metavar; /* shown in help: "N"; NULL for flags */
@@ -58,6 +58,10 @@ int opts_parse(struct opts_cmd *cmd, const struct opt *tab, int argc, char **arg
 
 /* Number with optional suffix K M G T (also KiB, k ...), sign allowed: "256K" -> 262144. ERR_ARG names `what`. */
 int opts_int(int64_t *out, const char *what, const char *text);
+
+/* OPT_CALL for options that choose among several GPUs (-mg, -sm): accepts 0 and "none", which ask for nothing, and refuses
+ * all else by name. dst is not used. */
+int opts_one_gpu(const char *option, const char *value, void *dst);
 
 /* Help screen: all = false leaves rare options out and ends by naming --help-all. */
 void opts_help(const struct opts_cmd *cmd, const struct opt *tab, bool all, FILE *to);
