@@ -68,7 +68,7 @@ enum tok_flags {
 };
 
 /* *ids gets a new array of *n_ids ids, never NULL on success; release with free(). NULL and 0 on failure.
- * ERR_ARG: one word of the text is longer than 1 GiB. ERR_NOMEM. */
+ * ERR_ARG: one word of the text is longer than 256 MiB. ERR_NOMEM. */
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsigned flags, int32_t **ids,
                      size_t *n_ids);
 
@@ -126,6 +126,8 @@ bool tokenizer_add_eos(const struct tokenizer *t);
  * missing or mistyped list, scores or types of another length, special ids outside of the vocabulary. */
 struct gguf;
 int tokenizer_from_gguf(struct tokenizer **out, const struct gguf *g);
+/* The same with another pre-tokenizer than the file names, for files with a wrong one; NULL: the file's. */
+int tokenizer_from_gguf_as(struct tokenizer **out, const struct gguf *g, const char *pre);
 
 #ifdef __cplusplus
 }
