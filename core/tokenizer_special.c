@@ -166,7 +166,9 @@ static bool touches_plain(const struct search *s, size_t begin, size_t end) {
         else
             hi = mid;
     }
-    return lo < s->n_plain && s->plain[lo].begin < end && s->plain[lo].begin < s->plain[lo].end;
+    for (; lo < s->n_plain && s->plain[lo].begin < end; lo++)
+        if (s->plain[lo].begin < s->plain[lo].end) return true; /* an empty range touches nothing */
+    return false;
 }
 
 /* The longest token at `pos` on the chain from `node` on that may stand there and is free; 0: none. All that is taken
