@@ -349,9 +349,10 @@ static void asked_and_not_done_is_said(void **state) {
 
 /* --- hostile input ------------------------------------------------------------------------------------------------------------------ */
 
+/* CPU time: the machine may be busy. */
 static double now_s(void) {
     struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ts);
     return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
 }
 
@@ -363,7 +364,8 @@ static char *repeated(const char *s, size_t n, const char *end) {
     return p;
 }
 
-/* Whatever the text, the answer comes quickly and is a family or a refusal; the prompt is no longer than what went in. */
+/* (Address sanitizer checks the whole rest of the text at each search, so texts are kept below half a megabyte.)
+ * Whatever the text, the answer comes quickly and is a family or a refusal; the prompt is no longer than what went in. */
 static void check_bomb(char *text, const char *arch, int want_rc) {
     double start = now_s();
     struct chat_template *t;
@@ -392,16 +394,16 @@ static void template_bombs(void **state) {
     check_bomb(repeated("{% if a %}", 10000, ""), "llama", ERR_UNSUPPORTED);
     check_bomb(repeated("{% for a in range(999999999) %}", 10000, "<|im_start|>"), "llama", 0);
     check_bomb(repeated("{{ ''.__class__.__mro__[1].__subclasses__() }}", 1, ""), "llama", ERR_UNSUPPORTED);
-    check_bomb(repeated("<|im_start|>system\\n", 50000, "!= 'system'"), "qwen2", 0);
-    check_bomb(repeated("<|im_start|>system\\na", 50000, "!= 'system'"), "qwen2", 0);
-    check_bomb(repeated("<|im_start|>system\n\\", 50000, "!= 'system'"), "qwen2", 0);
-    check_bomb(repeated("set reasoning_instructions = 'x", 40000, "<|im_start|>"), "qwen35", 0);
-    check_bomb(repeated("set reasoning_instructions = '", 40000, "<|im_start|>"), "qwen35", 0);
-    check_bomb(repeated("set default_system_message = 'a' + ", 40000, "[INST][SYSTEM_PROMPT]"), "llama", 0);
+    check_bomb(repeated("<|im_start|>system\\n", 20000, "!= 'system'"), "qwen2", 0);
+    check_bomb(repeated("<|im_start|>system\\na", 20000, "!= 'system'"), "qwen2", 0);
+    check_bomb(repeated("<|im_start|>system\n\\", 20000, "!= 'system'"), "qwen2", 0);
+    check_bomb(repeated("set reasoning_instructions = 'x", 20000, "<|im_start|>"), "qwen35", 0);
+    check_bomb(repeated("set reasoning_instructions = '", 20000, "<|im_start|>"), "qwen35", 0);
+    check_bomb(repeated("set default_system_message = 'a' + ", 20000, "[INST][SYSTEM_PROMPT]"), "llama", 0);
     check_bomb(repeated("set default_system_message = \"\\", 1, "[INST][SYSTEM_PROMPT]"), "llama", 0);
     check_bomb(repeated("[INST][SYSTEM_PROMPT]set default_system_message = 'a", 1, ""), "llama", 0);
     check_bomb(repeated("<|im_star", 200000, ""), "llama", ERR_UNSUPPORTED);
-    check_bomb(repeated("if add_generation_prompt", 40000, "<|im_start|>enable_thinking"), "qwen3", 0);
+    check_bomb(repeated("if add_generation_prompt", 20000, "<|im_start|>enable_thinking"), "qwen3", 0);
 }
 
 static void random_templates(void **state) {

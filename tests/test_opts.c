@@ -152,7 +152,7 @@ static void sentences(void **state) {
     refuse_line("-fa maybe", "-fa maybe: must be one of auto,on,off");
     refuse_line("-fa o", "-fa o: must be one of auto,on,off");
     refuse_line("--strict=perhaps", "--strict perhaps: must be on or off");
-    refuse_line("--no-model", "--no-model: no such option; longhaul run --help lists them");
+    refuse_line("--no-model", "--no-model: no such option, did you mean --model? (longhaul run --help lists all)");
     refuse_line("-ts 3,1", "-ts: one GPU at most");
     refuse_line("--tensor-split=3,1", "--tensor-split: one GPU at most");
     refuse_line("-mg 1", "-mg 1: this program uses one GPU; leave the option out");
