@@ -106,8 +106,8 @@ int gguf_n_tensors(const struct gguf *g);
 const struct gguf_tensor *gguf_tensor(const struct gguf *g, int i);             /* 0 <= i < gguf_n_tensors */
 const struct gguf_tensor *gguf_tensor_find(const struct gguf *g, const char *name); /* NULL: absent. O(log n) */
 
-/* Copies hostile bytes for a sentence or a terminal: printable ASCII stays, the rest becomes \xNN; cut with "..." to fit
- * dst[cap] (cap >= 8). Returns dst. */
+/* Copies hostile bytes for a sentence or a terminal: printable UTF-8 stays, invalid bytes, control characters and marks
+ * that turn the direction of text become \xNN; cut with "..." to fit dst[cap] (cap >= 8). Returns dst. */
 const char *gguf_printable(char *dst, size_t cap, const char *src, size_t bytes);
 
 #endif

@@ -1,6 +1,7 @@
 /* gguf_value.c: typed access to metadata values, and names for humans. */
 #include "core/err.h"
 #include "core/gguf.h"
+#include "core/utf8.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -14,17 +15,31 @@ const char *gguf_type_name(int type) {
     return type >= 0 && type < GGUF_TYPE_COUNT ? names[type] : "unknown";
 }
 
-static bool is_plain(char ch) { return ch >= 32 && ch < 127; }
+/* Bytes of the character at p that may be shown as it is; 0: its first byte must be escaped. Control characters and those
+ * that turn the direction of text are escaped: a terminal would act on them. */
+static size_t shown_bytes(const char *p, size_t n) {
+    uint32_t c;
+    int len = utf8_decode(p, n, &c);
+    if (!len) return 0;
+    bool control = c < 0x20 || (c >= 0x7f && c < 0xa0) || (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
+    return control ? 0 : (size_t)len;
+}
 
 const char *gguf_printable(char *dst, size_t cap, const char *src, size_t bytes) {
-    size_t whole = 0, n = 0;
-    for (size_t i = 0; i < bytes && whole < cap; i++) whole += is_plain(src[i]) ? 1 : 4;
+    size_t whole = 0, n = 0, len;
+    for (size_t i = 0; i < bytes && whole < cap; i += len ? len : 1) {
+        len = shown_bytes(src + i, bytes - i);
+        whole += len ? len : 4;
+    }
     size_t end = whole < cap ? cap - 1 : cap - 4; /* cut: room for "..." */
-    for (size_t i = 0; i < bytes && n + (is_plain(src[i]) ? 1 : 4) <= end; i++) {
-        if (is_plain(src[i]))
-            dst[n++] = src[i];
+    for (size_t i = 0; i < bytes; i += len ? len : 1) {
+        len = shown_bytes(src + i, bytes - i);
+        if (n + (len ? len : 4) > end) break;
+        if (len)
+            memcpy(dst + n, src + i, len);
         else
-            n += (size_t)snprintf(dst + n, cap - n, "\\x%02x", (unsigned char)src[i]);
+            snprintf(dst + n, cap - n, "\\x%02x", (unsigned char)src[i]);
+        n += len ? len : 4;
     }
     snprintf(dst + n, cap - n, "%s", whole < cap ? "" : "...");
     return dst;

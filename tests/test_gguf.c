@@ -333,6 +333,10 @@ static void hostile_bytes_are_made_printable(void **s) {
     assert_string_equal(gguf_printable(d, sizeof d, "", 0), "");
     assert_string_equal(gguf_printable(d, sizeof d, "123456789012345", 15), "123456789012345");
     assert_string_equal(gguf_printable(d, sizeof d, "1234567890123456", 16), "123456789012...");
+    assert_string_equal(gguf_printable(d, sizeof d, "\xe4\xbd\xa0\xff", 4), "\xe4\xbd\xa0\\xff");
+    assert_string_equal(gguf_printable(d, sizeof d, "\xe2\x80\xae", 3), "\\xe2\\x80\\xae"); /* right-to-left override */
+    assert_string_equal(gguf_printable(d, sizeof d, "\xc2\x9b", 2), "\\xc2\\x9b");           /* C1 control: begins a sequence */
+    assert_string_equal(gguf_printable(d, sizeof d, "\xe4\xbd", 2), "\\xe4\\xbd");
     assert_string_equal(gguf_printable(d, sizeof d, "\n\n\n\n", 4), "\\x0a\\x0a\\x0a...");
 }
 
