@@ -1,0 +1,50 @@
+/* kern_attn.h: the arithmetic of attention for a block of query rows of one KV head, page by page. cpu/attn.c cuts the
+ * work into blocks and runs of pages; this does one page, and merges results of runs.
+ *
+ * Rows of a block are (token, query head of the group), token-major. They are computed in tiles of up to `tile` rows.
+ * For each row and page: scores s = scale * log2(e) * q.k, M = max(m, max s), p = 2^(s - M), l = l * 2^(m - M) + sum p,
+ * o = o * 2^(m - M) + sum p v, m = M. What a row gets does not depend on the tile or block that it is in: sums over dims
+ * and positions run in one order, lanes of the sum of p are position % 16. So the same bits come out for any cut. */
+#ifndef LH_CPU_KERN_ATTN_H
+#define LH_CPU_KERN_ATTN_H
+
+#include "core/kv.h"
+#include "cpu/impl.h"
+
+enum { ATTN_TILE_MAX = 8 };
+
+/* A block of rows. All arrays belong to the worker and are 64-byte aligned. */
+struct attn_rows {
+    const struct kv_layer *layer;
+    int n_row, n_tile;  /* tile i has rows tile_row[i] .. tile_row[i+1] */
+    int dim_o;          /* head_dim_v rounded up to 16: row stride of o */
+    int *tile_row;      /* [n_tile + 1] */
+    int64_t *lo, *hi;   /* [n_row] allowed positions lo <= p < hi */
+    float *q;           /* [n_tile][head_dim_k][ATTN_TILE_MAX] plain K: q * scale * log2(e) */
+    int32_t *qi;        /* [n_tile][head_dim_k/2][ATTN_TILE_MAX] quantised K: q as pairs of i16 in the order of the K words */
+    float *qs;          /* [n_tile][head_dim_k/32][ATTN_TILE_MAX] scale of those, times scale * log2(e) */
+    int32_t *qsum;      /* same shape: sum of the 32 i16 */
+    float *s;           /* [n_row][KV_PAGE] scores, then p */
+    float *ps;          /* [2][ATTN_TILE_MAX][KV_PAGE] p times the scales of a V block */
+    float *alpha;       /* [n_row] 2^(m - M) */
+    float *panel;       /* [32 * max(KV_PAGE, head_dim_k)]: widened K or V */
+    float *o, *m, *l;   /* [n_row][dim_o], [n_row], [n_row]: state of the run */
+};
+
+struct kern_attn {
+    int tile; /* rows per tile */
+    /* Packs row `row` of the block from q[head_dim_k] (already rotated where K is). scale: of q.k. */
+    void (*pack)(struct attn_rows *b, int row, const float *q, float scale);
+    /* o, m, l = nothing yet. */
+    void (*clear)(const struct attn_rows *b);
+    /* Adds the page of `head` (address of the head in the page) that starts at position `pos`. */
+    void (*page)(const struct attn_rows *b, const unsigned char *head, int64_t pos);
+    /* (o, m, l)[n] of a row += (o2, m2, l2). */
+    void (*merge)(float *o, float *m, float *l, const float *o2, float m2, float l2, int n);
+    /* dst[n] = o / l. */
+    void (*finish)(float *dst, const float *o, float l, int n);
+};
+
+KERN_TABLES(kern_attn)
+
+#endif
