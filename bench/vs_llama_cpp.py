@@ -324,14 +324,14 @@ def self_test():
     return 0
 
 
-# --- command line ------------------------------------------------------------------------------------------------------
+# --- command line ----------------------------------------------------------------------------------------------------
 
 
 def make_parser():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--ours", metavar="PATH", help="the longhaul program")
     p.add_argument("--llama-bench", metavar="PATH", help="llama.cpp's llama-bench")
-    p.add_argument("--llama-version", metavar="TEXT", help="what the CSV calls that build (default: what it says of itself)")
+    p.add_argument("--llama-version", metavar="TEXT", help="what the CSV calls that build (default: its own words)")
     p.add_argument("-m", "--model", nargs="+", metavar="GGUF")
     p.add_argument("-t", "--threads", type=int, default=os.cpu_count(), metavar="N")
     p.add_argument("-r", "--repetitions", type=int, default=5, metavar="N", help="runs of each engine (default 5)")
