@@ -136,6 +136,7 @@ void tokenizer_close(struct tokenizer *t) {
     free(t->piece);
     free(t->piece_off);
     free(t->merge);
+    free(t->joined);
     free(t->rank);
     free(t);
 }

@@ -18,6 +18,18 @@ static size_t pair_slot(const struct tokenizer *t, uint64_t pair) {
 
 static uint64_t pair_key(int32_t left, int32_t right) { return (uint64_t)(uint32_t)left << 32 | (uint32_t)right; }
 
+/* The byte that the first or last character of a text stands for; -1: none, so no text ever gets there. */
+static int first_byte(const char *p, size_t n) {
+    uint32_t cp;
+    return utf8_decode(p, n, &cp) ? tok_char_byte(cp) : -1;
+}
+
+static int last_byte(const char *p, size_t n) {
+    size_t k = 1;
+    while (k < n && k < 4 && utf8_is_tail(p + n - k)) k++;
+    return first_byte(p + n - k, k);
+}
+
 /* `buf` has room for the line. */
 static int add_merge(struct tokenizer *t, struct tok_str line, int32_t rank, char *buf) {
     const char *sep = line.n > 2 ? memchr(line.p + 1, ' ', line.n - 2) : NULL;
@@ -31,8 +43,11 @@ static int add_merge(struct tokenizer *t, struct tok_str line, int32_t rank, cha
     if (!rc) rc = tok_symbols_intern(&t->sym, sep + 1, n_right, &right);
     if (!rc) rc = tok_symbols_intern(&t->sym, buf, n_left + n_right, &joined);
     if (rc) return rc;
+    t->joined[rank] = joined;
     struct merge_slot *m = &t->merge[pair_slot(t, pair_key(left, right))];
-    if (m->pair == UINT64_MAX) *m = (struct merge_slot){pair_key(left, right), (uint32_t)rank, joined};
+    if (m->pair == UINT64_MAX) *m = (struct merge_slot){pair_key(left, right), (uint32_t)rank};
+    int x = last_byte(line.p, n_left), y = first_byte(sep + 1, n_right);
+    if (x >= 0 && y >= 0) t->meets[x][y / 8] |= (uint8_t)(1 << y % 8);
     return 0;
 }
 
@@ -40,7 +55,8 @@ static int add_merges(struct tokenizer *t, const struct tokenizer_spec *spec) {
     size_t slots = 256, longest = 0;
     while (slots < 2 * (size_t)spec->n_merges) slots *= 2;
     t->merge = malloc(slots * sizeof *t->merge);
-    if (!t->merge) return err_set(ERR_NOMEM, "tokenizer: out of memory for %d merges", spec->n_merges);
+    t->joined = calloc((size_t)spec->n_merges + 1, sizeof *t->joined);
+    if (!t->merge || !t->joined) return err_set(ERR_NOMEM, "tokenizer: out of memory for %d merges", spec->n_merges);
     t->merge_mask = slots - 1;
     t->n_ranks = (size_t)spec->n_merges;
     for (size_t i = 0; i < slots; i++) t->merge[i].pair = UINT64_MAX;
@@ -72,9 +88,7 @@ int tok_bpe_open(struct tokenizer *t, const struct tokenizer_spec *spec) {
 static void rank_pair(const void *ctx, struct merge_node *node, uint32_t i) {
     const struct tokenizer *t = ctx;
     const struct merge_slot *m = &t->merge[pair_slot(t, pair_key(node[i].sym, node[node[i].next].sym))];
-    if (m->pair == UINT64_MAX) return;
-    node[i].rank = m->rank;
-    node[i].joined = m->joined;
+    if (m->pair != UINT64_MAX) node[i].rank = m->rank;
 }
 
 /* A symbol that is no token goes out byte by byte; a byte that is no token cannot be said. */
@@ -104,22 +118,36 @@ static int whole_word(struct tok_pass *ps, const char *word, size_t n, int32_t *
     return 0;
 }
 
-static int encode_word(struct tok_pass *ps, const char *word, size_t n) {
+static int merge_part(struct tok_pass *ps, const char *word, size_t n) {
     const struct tokenizer *t = ps->t;
-    int32_t id = -1;
-    int rc = t->ignore_merges ? whole_word(ps, word, n, &id) : 0;
-    if (rc || id >= 0) return rc ? rc : tok_pass_emit(ps, id);
-    rc = tok_pass_reserve_nodes(ps, n);
+    int rc = tok_pass_reserve_nodes(ps, n);
     if (rc) return rc;
     struct merge_node *node = ps->node;
     for (uint32_t i = 0; i < n; i++)
-        node[i] = (struct merge_node){i ? i - 1 : MERGE_NONE, i + 1, MERGE_NONE, t->byte_sym[(unsigned char)word[i]], 0};
-    merge_word(node, (uint32_t)n, ps->queue, rank_pair, t);
+        node[i] = (struct merge_node){i ? i - 1 : MERGE_NONE, i + 1, MERGE_NONE, t->byte_sym[(unsigned char)word[i]]};
+    merge_word(node, (uint32_t)n, ps->queue, &(struct merge_rule){rank_pair, t, t->joined});
     for (uint32_t i = 0; i < n; i = node[i].next) {
         rc = node[i].sym < t->n_vocab ? tok_pass_emit(ps, node[i].sym) : emit_bytes(ps, word + i, node[i].next - i);
         if (rc) return rc;
     }
     return 0;
+}
+
+/* A long word (base64, a minified line) is cut where two bytes meet that no merge ever joins: the parts do not know of
+ * each other, and short ones stay in the cache. */
+static int encode_word(struct tok_pass *ps, const char *word, size_t n) {
+    const struct tokenizer *t = ps->t;
+    int32_t id = -1;
+    int rc = t->ignore_merges ? whole_word(ps, word, n, &id) : 0;
+    if (rc || id >= 0) return rc ? rc : tok_pass_emit(ps, id);
+    if (n <= MERGE_LONG) return merge_part(ps, word, n);
+    for (size_t begin = 0, i = 1; !rc && i <= n; i++) {
+        unsigned y = (unsigned char)word[i < n ? i : 0];
+        if (i < n && t->meets[(unsigned char)word[i - 1]][y / 8] & 1 << y % 8) continue;
+        rc = merge_part(ps, word + begin, i - begin);
+        begin = i;
+    }
+    return rc;
 }
 
 /* --- a range of text --- */

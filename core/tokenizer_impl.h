@@ -112,7 +112,6 @@ enum tok_model { TOK_MODEL_BPE, TOK_MODEL_SPM };
 struct merge_slot {
     uint64_t pair; /* left symbol << 32 | right symbol; UINT64_MAX: empty */
     uint32_t rank;
-    int32_t joined; /* symbol of the two together */
 };
 
 struct tokenizer {
@@ -135,6 +134,8 @@ struct tokenizer {
     int32_t byte_sym[256];    /* symbol of one byte */
     struct merge_slot *merge; /* [merge_mask + 1] */
     size_t merge_mask;
+    int32_t *joined;      /* [n_ranks] symbol that a merge makes */
+    uint8_t meets[256][32]; /* bit y of row x: some merge has a left part that ends with byte x, a right one that begins with y */
     /* SPM */
     uint32_t *rank;          /* [n_vocab] 0 for the highest score, equal for equal scores */
     int32_t byte_token[256]; /* -1: missing */

@@ -78,9 +78,7 @@ static void rank_pair(const void *ctx, struct merge_node *node, uint32_t i) {
     size_t n = node[node[i].next].next - i;
     if (n > w->t->max_text) return;
     int32_t id = tok_symbols_find(&w->t->sym, w->p + i, n);
-    if (id < 0) return;
-    node[i].rank = w->t->rank[id];
-    node[i].joined = id;
+    if (id >= 0) node[i].rank = w->t->rank[id];
 }
 
 static int emit_bytes(struct tok_pass *ps, const char *p, size_t n) {
@@ -102,11 +100,12 @@ static int encode_translated(struct tok_pass *ps, const char *p, size_t n) {
         uint32_t cp;
         int len = utf8_decode(p + i, n - i, &cp);
         next = i + (uint32_t)(len ? len : 1); /* an invalid byte is a character of its own */
-        node[i] = (struct merge_node){prev, next, MERGE_NONE, tok_symbols_find(&ps->t->sym, p + i, next - i), 0};
+        node[i] = (struct merge_node){prev, next, MERGE_NONE, -1};
     }
-    merge_word(node, (uint32_t)n, ps->queue, rank_pair, &w);
+    merge_word(node, (uint32_t)n, ps->queue, &(struct merge_rule){rank_pair, &w, NULL});
     for (uint32_t i = 0; i < n; i = node[i].next) {
-        rc = node[i].sym >= 0 ? tok_pass_emit(ps, node[i].sym) : emit_bytes(ps, p + i, node[i].next - i);
+        int32_t id = tok_symbols_find(&ps->t->sym, p + i, node[i].next - i);
+        rc = id >= 0 ? tok_pass_emit(ps, id) : emit_bytes(ps, p + i, node[i].next - i);
         if (rc) return rc;
     }
     return 0;
