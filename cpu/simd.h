@@ -64,9 +64,11 @@ SIMD_FN vi vi_load(const void *p) { return _mm512_loadu_si512(p); }
 SIMD_FN void vi_store(void *p, vi a) { _mm512_storeu_si512(p, a); }
 SIMD_FN vi vi_from_u8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 SIMD_FN vi vi_from_u16(const uint16_t *p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
-SIMD_FN void vi_store_i8(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a)); }
+/* Saturates to -128..127. */
+SIMD_FN void vi_store_i8(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtsepi32_epi8(a)); }
 SIMD_FN vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
 SIMD_FN vi vi_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
+SIMD_FN vi vi_max(vi a, vi b) { return _mm512_max_epi32(a, b); }
 SIMD_FN vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
 SIMD_FN vi vi_or(vi a, vi b) { return _mm512_or_si512(a, b); }
 SIMD_FN vi vi_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
@@ -160,6 +162,7 @@ SIMD_FN void vi_store_i8(int8_t *p, vi a) {
 }
 SIMD_FN vi vi_add(vi a, vi b) { return SIMD_VI(_mm256_add_epi32(a.a, b.a), _mm256_add_epi32(a.b, b.b)); }
 SIMD_FN vi vi_sub(vi a, vi b) { return SIMD_VI(_mm256_sub_epi32(a.a, b.a), _mm256_sub_epi32(a.b, b.b)); }
+SIMD_FN vi vi_max(vi a, vi b) { return SIMD_VI(_mm256_max_epi32(a.a, b.a), _mm256_max_epi32(a.b, b.b)); }
 SIMD_FN vi vi_and(vi a, vi b) { return SIMD_VI(_mm256_and_si256(a.a, b.a), _mm256_and_si256(a.b, b.b)); }
 SIMD_FN vi vi_or(vi a, vi b) { return SIMD_VI(_mm256_or_si256(a.a, b.a), _mm256_or_si256(a.b, b.b)); }
 SIMD_FN vi vi_xor(vi a, vi b) { return SIMD_VI(_mm256_xor_si256(a.a, b.a), _mm256_xor_si256(a.b, b.b)); }
@@ -266,10 +269,13 @@ SIMD_FN vi vi_from_u16(const uint16_t *p) {
 SIMD_FN void vi_store_i8(int8_t *p, vi a) {
     int32_t x[VLEN];
     vi_store(x, a);
-    for (int i = 0; i < VLEN; i++) p[i] = (int8_t)x[i];
+    for (int i = 0; i < VLEN; i++) p[i] = (int8_t)(x[i] < -128 ? -128 : x[i] > 127 ? 127 : x[i]);
 }
 SIMD_FN vi vi_add(vi a, vi b) { SIMD_EACH(vi, a.q[k] + b.q[k]); }
 SIMD_FN vi vi_sub(vi a, vi b) { SIMD_EACH(vi, a.q[k] - b.q[k]); }
+SIMD_FN vi vi_max(vi a, vi b) {
+    SIMD_EACH(vi, (a.q[k] & (a.q[k] > b.q[k])) | (b.q[k] & ~(a.q[k] > b.q[k])));
+}
 SIMD_FN vi vi_and(vi a, vi b) { SIMD_EACH(vi, a.q[k] & b.q[k]); }
 SIMD_FN vi vi_or(vi a, vi b) { SIMD_EACH(vi, a.q[k] | b.q[k]); }
 SIMD_FN vi vi_xor(vi a, vi b) { SIMD_EACH(vi, a.q[k] ^ b.q[k]); }
@@ -306,6 +312,26 @@ SIMD_FN float vf_hmax(vf a) {
     return m;
 }
 #endif
+
+/* Largest of the 16 lanes. */
+SIMD_FN int32_t vi_hmax(vi a) {
+#ifdef SIMD_FOLD8
+#if defined(LH_ISA_avx512)
+    __m256i h = _mm256_max_epi32(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1));
+#else
+    __m256i h = _mm256_max_epi32(a.a, a.b);
+#endif
+    __m128i q = _mm_max_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+    q = _mm_max_epi32(q, _mm_shuffle_epi32(q, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
+#else
+    int32_t x[VLEN];
+    vi_store(x, a);
+    int32_t m = x[0];
+    for (int i = 1; i < VLEN; i++) m = x[i] > m ? x[i] : m;
+    return m;
+#endif
+}
 
 /* e^x with at most 1.1 ulp of error (measured against f64 on 44 million f32 in each build): 0 below -104, infinity above 88.8, subnormal
  * results kept, NaN stays NaN. x = n ln2 + r with |r| <= ln2/2, e^r by a polynomial of degree 6 (Chebyshev nodes), and

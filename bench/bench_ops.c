@@ -1,0 +1,356 @@
+/* bench_ops.c: CPU operations against what the machine can do. One CSV row per point, medians.
+ *
+ *   bench_ops matmul [--threads N] [--isa NAME] [--type T,T..] [--n N,N..] [--rows R] [--cols C] [--mib M] [--reps K]
+ *                    [--against-blas]
+ *
+ * matmul: y = W x for n tokens. Weights beyond the last-level cache (--mib of them in matrices of R x C, used in turn);
+ * GB/s are weight bytes, the share is of the DRAM read rate measured with the same threads in the same program, GFLOP/s
+ * are 2 * R * C * n, their share is of an f32 FMA loop in registers. */
+#include "core/err.h"
+#include "core/f16.h"
+#include "core/mem.h"
+#include "core/quant.h"
+#include "core/strip.h"
+#include "cpu/impl.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+enum { MAX_LIST = 32, MAX_REPS = 101, MAX_THREADS = 256, LINE_FLOATS = 16 };
+
+struct options {
+    int threads, reps;
+    const char *isa;
+    int types[MAX_LIST], n_type;
+    int n[MAX_LIST], n_n;
+    int64_t rows, cols;
+    int64_t mib;
+    bool blas;
+};
+
+static double now_s(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *v, int n) {
+    qsort(v, (size_t)n, sizeof *v, by_value);
+    return n % 2 ? v[n / 2] : 0.5 * (v[n / 2 - 1] + v[n / 2]);
+}
+
+static void check(int rc) {
+    if (!rc) return;
+    fprintf(stderr, "bench_ops: %s\n", err_text());
+    exit(1);
+}
+
+/* ---- what the machine can do ---- */
+
+#if defined(__x86_64__)
+__attribute__((target("avx512f"))) static float read_avx512(const float *p, size_t n) {
+    __m512i s[8];
+    for (int i = 0; i < 8; i++) s[i] = _mm512_setzero_si512();
+    for (size_t i = 0; i < n; i += 128)
+        for (int k = 0; k < 8; k++) s[k] = _mm512_xor_si512(s[k], _mm512_load_si512(p + i + 16 * k));
+    for (int i = 1; i < 8; i++) s[0] = _mm512_xor_si512(s[0], s[i]);
+    return (float)_mm512_reduce_add_epi32(s[0]);
+}
+__attribute__((target("avx2"))) static float read_avx2(const float *p, size_t n) {
+    __m256i s[8];
+    for (int i = 0; i < 8; i++) s[i] = _mm256_setzero_si256();
+    for (size_t i = 0; i < n; i += 64)
+        for (int k = 0; k < 8; k++) s[k] = _mm256_xor_si256(s[k], _mm256_load_si256((const __m256i *)(const void *)(p + i + 8 * k)));
+    for (int i = 1; i < 8; i++) s[0] = _mm256_xor_si256(s[0], s[i]);
+    return (float)_mm256_extract_epi32(s[0], 0);
+}
+__attribute__((target("avx512f"))) static float fma_avx512(int64_t n) {
+    __m512 a[12], x = _mm512_set1_ps(1e-9f), y = _mm512_set1_ps(0.999f);
+    for (int i = 0; i < 12; i++) a[i] = _mm512_set1_ps((float)i);
+    for (int64_t k = 0; k < n; k++)
+        for (int i = 0; i < 12; i++) a[i] = _mm512_fmadd_ps(a[i], y, x);
+    for (int i = 1; i < 12; i++) a[0] = _mm512_add_ps(a[0], a[i]);
+    return _mm512_reduce_add_ps(a[0]);
+}
+__attribute__((target("avx2,fma"))) static float fma_avx2(int64_t n) {
+    __m256 a[12], x = _mm256_set1_ps(1e-9f), y = _mm256_set1_ps(0.999f);
+    for (int i = 0; i < 12; i++) a[i] = _mm256_set1_ps((float)i);
+    for (int64_t k = 0; k < n; k++)
+        for (int i = 0; i < 12; i++) a[i] = _mm256_fmadd_ps(a[i], y, x);
+    for (int i = 1; i < 12; i++) a[0] = _mm256_add_ps(a[0], a[i]);
+    return _mm256_cvtss_f32(a[0]);
+}
+#endif
+
+struct probe {
+    enum isa isa;
+    const float *p;
+    size_t n_float; /* of all tasks */
+    int n_task;
+    int64_t n_fma;
+    float sink[MAX_THREADS * LINE_FLOATS];
+};
+
+static void read_task(void *arg, int task, int worker) {
+    struct probe *b = arg;
+    size_t n = b->n_float / (size_t)b->n_task;
+    const float *p = b->p + (size_t)task * n;
+    float s = 0;
+#if defined(__x86_64__)
+    if (b->isa == ISA_AVX512) s = read_avx512(p, n);
+    else if (b->isa == ISA_AVX2) s = read_avx2(p, n);
+    else
+#endif
+        for (size_t i = 0; i < n; i += 4) s += p[i] + p[i + 1] + p[i + 2] + p[i + 3];
+    b->sink[worker * LINE_FLOATS] += s;
+}
+
+static void fma_task(void *arg, int task, int worker) {
+    (void)task;
+    struct probe *b = arg;
+#if defined(__x86_64__)
+    if (b->isa == ISA_AVX512) b->sink[worker * LINE_FLOATS] += fma_avx512(b->n_fma);
+    if (b->isa == ISA_AVX2) b->sink[worker * LINE_FLOATS] += fma_avx2(b->n_fma);
+#endif
+}
+
+static double read_gbps(struct pool *pool, enum isa isa, int reps) {
+    static struct probe b;
+    enum { TASKS = 1024 };
+    size_t bytes = (size_t)1 << 30;
+    float *p = mem_alloc(bytes, 4096, "read buffer");
+    if (!p) check(ERR_NOMEM);
+    memset(p, 1, bytes);
+    b = (struct probe){.isa = isa, .p = p, .n_float = bytes / sizeof *p, .n_task = TASKS};
+    double v[MAX_REPS];
+    for (int i = 0; i < reps; i++) {
+        double t = now_s();
+        pool_run(pool, read_task, &b, TASKS);
+        v[i] = (double)bytes / (now_s() - t) * 1e-9;
+    }
+    mem_free(p);
+    return median(v, reps);
+}
+
+static double fma_gflops(struct pool *pool, enum isa isa, int reps) {
+    static struct probe b;
+    b = (struct probe){.isa = isa, .n_fma = 2000000};
+    double v[MAX_REPS];
+    int n = pool_threads(pool), lanes = isa == ISA_AVX512 ? 16 : 8;
+    if (isa == ISA_GENERIC) return 0;
+    for (int i = 0; i < reps; i++) {
+        double t = now_s();
+        pool_run(pool, fma_task, &b, n);
+        v[i] = 2.0 * 12 * lanes * (double)b.n_fma * n / (now_s() - t) * 1e-9;
+    }
+    return median(v, reps);
+}
+
+/* ---- matmul ---- */
+
+/* Random codes with scales of ordinary size: bytes of 16 rows as in a file. */
+static void random_rows(int type, uint8_t *p, size_t bytes, uint32_t *seed) {
+    const struct quant_info *q = quant_info(type);
+    for (size_t i = 0; i < bytes; i++) *seed = *seed * 1664525u + 1013904223u, p[i] = (uint8_t)(*seed >> 24);
+    for (size_t b = 0; b < bytes; b += (size_t)q->block_bytes) {
+        uint16_t small = 0x1000 + (p[b] & 255);
+        switch (type) {
+        case QT_F32: { float f = (float)((int)p[b] - 128) / 4096; memcpy(p + b, &f, 4); break; }
+        case QT_F16: { uint16_t h = f32_to_f16((float)((int)p[b] - 128) / 4096); memcpy(p + b, &h, 2); break; }
+        case QT_BF16: { uint16_t h = f32_to_bf16((float)((int)p[b] - 128) / 4096); memcpy(p + b, &h, 2); break; }
+        case QT_Q2_K: memcpy(p + b + 80, &small, 2), memcpy(p + b + 82, &small, 2); break;
+        case QT_Q3_K: memcpy(p + b + 108, &small, 2); break;
+        case QT_Q6_K: memcpy(p + b + 208, &small, 2); break;
+        case QT_TQ2_0: memcpy(p + b + 64, &small, 2); break;
+        case QT_MXFP4: p[b] = (uint8_t)(118 + (p[b] & 3)); break;
+        case QT_NVFP4: memset(p + b, 0x28, 4); break;
+        default: memcpy(p + b, &small, 2), memcpy(p + b + 2, &small, q->block_bytes % 4 ? 0 : 2);
+        }
+    }
+}
+
+/* `copies` matrices that follow each other; each strip is one of 4 random ones. */
+static uint8_t *random_matrices(const struct strip_layout *l, int type, int64_t cols, int64_t copies) {
+    uint32_t seed = 1;
+    size_t row;
+    if (!quant_row_bytes(&row, type, cols)) return NULL;
+    uint8_t *src = malloc(16 * row), *data = mem_alloc(l->bytes * (size_t)copies, 4096, "weights");
+    if (!src || !data) check(ERR_NOMEM);
+    int64_t n = l->n_strip * copies;
+    for (int64_t s = 0; s < n; s++) {
+        uint8_t *strip = data + (size_t)s * l->strip_bytes;
+        if (s >= 4) {
+            memcpy(strip, data + (size_t)(s % 4) * l->strip_bytes, l->strip_bytes);
+            continue;
+        }
+        random_rows(type, src, 16 * row, &seed);
+        strip_pack(l, type, strip, src, cols, 16);
+    }
+    free(src);
+    return data;
+}
+
+typedef void (*sgemm_fn)(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
+                         int ldb, float beta, float *c, int ldc);
+
+/* The library picks its kernels when it is loaded; old builds do not know new CPUs and need the core's name. */
+static sgemm_fn load_sgemm(enum isa isa, int threads) {
+    setenv("OPENBLAS_CORETYPE", isa == ISA_AVX512 ? "SkylakeX" : "Haswell", 0);
+    char n[16];
+    snprintf(n, sizeof n, "%d", threads);
+    setenv("OPENBLAS_NUM_THREADS", n, 1);
+    void *h = dlopen("libopenblas.so.0", RTLD_NOW);
+    union {
+        void *p;
+        sgemm_fn f;
+    } u = {h ? dlsym(h, "cblas_sgemm") : NULL};
+    return u.f;
+}
+
+static double sgemm_gflops(sgemm_fn f, int64_t rows, int64_t cols, int n, const float *x, float *y, int reps) {
+    float *w = mem_alloc((size_t)rows * (size_t)cols * sizeof *w, 64, "f32 weights");
+    if (!w) check(ERR_NOMEM);
+    for (int64_t i = 0; i < rows * cols; i++) w[i] = (float)(i % 251 - 125) / 1000;
+    double v[MAX_REPS];
+    for (int i = 0; i < reps; i++) {
+        double t = now_s();
+        f(101, 111, 112, n, (int)rows, (int)cols, 1, x, (int)cols, w, (int)cols, 0, y, (int)rows);
+        v[i] = 2.0 * (double)rows * (double)cols * n / (now_s() - t) * 1e-9;
+    }
+    mem_free(w);
+    return median(v, reps);
+}
+
+static void bench_type(struct cpu *c, const struct options *o, int type, double gbps, double gflops) {
+    struct strip_layout l;
+    if (!strip_layout(&l, type, o->rows, o->cols)) return;
+    int64_t copies = (int64_t)(((size_t)o->mib << 20) / l.bytes) + 1;
+    uint8_t *data = random_matrices(&l, type, o->cols, copies);
+    float *x = malloc((size_t)o->cols * 1024 * sizeof *x), *y = malloc((size_t)o->rows * 1024 * sizeof *y);
+    if (!data || !x || !y) check(ERR_NOMEM);
+    for (int64_t i = 0; i < o->cols * 1024; i++) x[i] = (float)((i * 7919) % 2001 - 1000) / 500;
+    for (int k = 0; k < o->n_n; k++) {
+        double v[MAX_REPS];
+        int n = o->n[k];
+        int64_t runs = n <= 16 ? copies : 1 + 16 / (n / 16 + 1);
+        for (int r = 0; r < o->reps; r++) {
+            double t = now_s();
+            for (int64_t i = 0; i < runs; i++) {
+                struct mat w = {data + (size_t)(i % copies) * l.bytes, type, o->rows, o->cols};
+                struct matmul m = {.x = x, .cols = o->cols, .n_tok = n, .n = 1, .out = {{&w, y, NULL}}};
+                check(c->ops.matmul(&c->ops, &m));
+            }
+            v[r] = (now_s() - t) / (double)runs;
+        }
+        double s = median(v, o->reps), rate = (double)l.bytes / s * 1e-9, flops = 2.0 * (double)(o->rows * o->cols) * n / s * 1e-9;
+        printf("matmul,%s,%s,%lld,%lld,%d,%d,%.3g,%.2f,%.3f,%.1f,%.3f\n", isa_name(c->opts.isa), quant_name(type),
+               (long long)o->rows, (long long)o->cols, n, o->threads, s, rate, rate / gbps, flops, gflops > 0 ? flops / gflops : 0);
+        fflush(stdout);
+    }
+    free(x), free(y), mem_free(data);
+}
+
+static void bench_blas(const struct options *o, enum isa isa, double gflops) {
+    sgemm_fn f = load_sgemm(isa, o->threads);
+    if (!f) {
+        fprintf(stderr, "bench_ops: libopenblas.so.0 cannot be loaded\n");
+        return;
+    }
+    float *x = malloc((size_t)o->cols * 1024 * sizeof *x), *y = malloc((size_t)o->rows * 1024 * sizeof *y);
+    if (!x || !y) check(ERR_NOMEM);
+    for (int64_t i = 0; i < o->cols * 1024; i++) x[i] = (float)((i * 7919) % 2001 - 1000) / 500;
+    for (int k = 0; k < o->n_n; k++) {
+        double g = sgemm_gflops(f, o->rows, o->cols, o->n[k], x, y, o->reps);
+        printf("sgemm,openblas,F32,%lld,%lld,%d,%d,,,,%.1f,%.3f\n", (long long)o->rows, (long long)o->cols, o->n[k], o->threads,
+               g, gflops > 0 ? g / gflops : 0);
+    }
+    free(x), free(y);
+}
+
+static void bench_matmul(const struct options *o) {
+    enum isa isa;
+    check(isa_choose(&isa, o->isa));
+    struct cpu c = {.opts = {.n_thread = o->threads, .isa = isa, .limits = {.n_tok = 1024, .cols = o->cols, .rows = o->rows}}};
+    check(pool_open(&c.pool, o->threads, NULL, 0));
+    check(matmul_open(&c));
+    double gbps = read_gbps(c.pool, isa, o->reps), gflops = fma_gflops(c.pool, isa, o->reps);
+    printf("# bench_ops matmul: DRAM read %.2f GB/s, f32 FMA peak %.1f GFLOP/s, %d threads, %s, median of %d\n", gbps, gflops,
+           o->threads, isa_name(isa), o->reps);
+    printf("op,isa,type,rows,cols,n,threads,seconds,gbps,dram_share,gflops,fma_share\n");
+    if (o->blas) bench_blas(o, isa, gflops);
+    for (int i = 0; i < o->n_type; i++) bench_type(&c, o, o->types[i], gbps, gflops);
+    matmul_close(&c);
+    pool_close(c.pool);
+}
+
+/* ---- command line ---- */
+
+static int usage(void) {
+    fprintf(stderr, "usage: bench_ops matmul [--threads N] [--isa NAME] [--type T,..] [--n N,..] [--rows R] [--cols C] [--mib M]"
+                    " [--reps K] [--against-blas]\n");
+    return 2;
+}
+
+static bool parse_types(struct options *o, char *list) {
+    o->n_type = 0;
+    for (char *s = strtok(list, ","); s; s = strtok(NULL, ",")) {
+        int t = quant_from_name(s);
+        if (t < 0 || !quant_info(t)->decodable || o->n_type == MAX_LIST) return false;
+        o->types[o->n_type++] = t;
+    }
+    return true;
+}
+
+static bool parse_counts(struct options *o, char *list) {
+    o->n_n = 0;
+    for (char *s = strtok(list, ","); s; s = strtok(NULL, ",")) {
+        int n = atoi(s);
+        if (n < 1 || n > 1024 || o->n_n == MAX_LIST) return false;
+        o->n[o->n_n++] = n;
+    }
+    return true;
+}
+
+static bool parse(struct options *o, int argc, char **argv) {
+    for (int i = 2; i < argc; i++) {
+        if (!strcmp(argv[i], "--against-blas")) {
+            o->blas = true;
+            continue;
+        }
+        if (i + 1 == argc) return false;
+        char *v = argv[++i];
+        const char *name = argv[i - 1];
+        if (!strcmp(name, "--threads")) o->threads = atoi(v);
+        else if (!strcmp(name, "--isa")) o->isa = v;
+        else if (!strcmp(name, "--rows")) o->rows = atoll(v);
+        else if (!strcmp(name, "--cols")) o->cols = atoll(v);
+        else if (!strcmp(name, "--mib")) o->mib = atoll(v);
+        else if (!strcmp(name, "--reps")) o->reps = atoi(v);
+        else if (!strcmp(name, "--type")) { if (!parse_types(o, v)) return false; }
+        else if (!strcmp(name, "--n")) { if (!parse_counts(o, v)) return false; }
+        else return false;
+    }
+    return o->threads >= 1 && o->threads <= MAX_THREADS && o->reps >= 1 && o->reps <= MAX_REPS && o->rows > 0 && o->cols > 0 &&
+           o->mib >= 0;
+}
+
+int main(int argc, char **argv) {
+    struct options o = {.threads = 2, .reps = 5, .rows = 4096, .cols = 4096, .mib = 512,
+                        .n = {1, 4, 8, 512}, .n_n = 4,
+                        .types = {QT_F32, QT_F16, QT_BF16, QT_Q4_0, QT_Q4_1, QT_Q5_0, QT_Q5_1, QT_Q8_0, QT_Q2_K, QT_Q3_K, QT_Q4_K,
+                                  QT_Q5_K, QT_Q6_K, QT_IQ4_NL, QT_IQ4_XS, QT_MXFP4, QT_NVFP4, QT_TQ2_0}, .n_type = 18};
+    if (argc < 2 || strcmp(argv[1], "matmul") || !parse(&o, argc, argv)) return usage();
+    bench_matmul(&o);
+    return 0;
+}

@@ -1,0 +1,77 @@
+/* kern_matmul.c: tiles of F32, F16 and BF16 weights, quantisation of activations, and the table of a build. */
+#include "cpu/kern_matmul.h"
+
+#include "cpu/tile.h"
+
+/* Most columns in one pass: here all but three registers hold sums. */
+#if defined(LH_ISA_avx512)
+enum { PLAIN_COLS = 14 };
+#elif defined(LH_ISA_avx2)
+enum { PLAIN_COLS = 6 };
+#else
+enum { PLAIN_COLS = 2 };
+#endif
+
+SIMD_FN void plain_pass(const int type, const int nc, const struct matmul_tile *t, int c0) {
+    const uint8_t *w = t->words;
+    const float *x = (const float *)t->x + c0;
+    vf acc[PLAIN_COLS];
+    tile_begin(nc, acc, t, c0);
+    for (int64_t b = 0; b < t->n_block; b++, w += ROW_WORDS) {
+        vf low, high;
+        if (type == QT_F32) low = vf_load((const float *)(const void *)w);
+        if (type == QT_F16) vf_from_f16_pair(&low, &high, vi_load(w));
+        if (type == QT_BF16) low = vf_bits(vi_shl(vi_load(w), 16)), high = vf_bits(vi_and(vi_load(w), vi_set1((int32_t)0xffff0000)));
+        UNROLL for (int c = 0; c < nc; c++) acc[c] = vf_fma(low, vf_set1(x[c]), acc[c]);
+        x += t->stride;
+        if (type == QT_F32) continue;
+        UNROLL for (int c = 0; c < nc; c++) acc[c] = vf_fma(high, vf_set1(x[c]), acc[c]);
+        x += t->stride;
+    }
+    tile_end(nc, acc, t, c0);
+}
+
+SIMD_FN void plain_columns(const int type, const struct matmul_tile *t) {
+    int c = 0;
+    for (; t->n_col - c >= PLAIN_COLS; c += PLAIN_COLS) plain_pass(type, PLAIN_COLS, t, c);
+    if (PLAIN_COLS > 8) for (; t->n_col - c >= 8; c += 8) plain_pass(type, 8, t, c);
+    if (PLAIN_COLS > 4) for (; t->n_col - c >= 4; c += 4) plain_pass(type, 4, t, c);
+    for (; t->n_col - c >= 2; c += 2) plain_pass(type, 2, t, c);
+    for (; t->n_col - c >= 1; c += 1) plain_pass(type, 1, t, c);
+}
+
+#define PLAIN_DEFINE(name)                                                                                             \
+    void MATMUL_TILE(name)(const struct matmul_tile *t) { plain_columns(QT_##name, t); }
+
+PLAIN_DEFINE(F32)
+PLAIN_DEFINE(F16)
+PLAIN_DEFINE(BF16)
+
+/* Magnitudes are compared as integers, so that a NaN is the largest of all and reaches d. */
+static void quantize_block(struct xq *b, const float *x) {
+    vf x0 = vf_load(x), x1 = vf_load(x + VLEN);
+    float d = f32_from_bits((uint32_t)vi_hmax(vi_max(vi_bits(vf_abs(x0)), vi_bits(vf_abs(x1))))) / 127.0f;
+    vi q0 = vi_zero(), q1 = vi_zero();
+    if (d != 0) q0 = vi_round(vf_div(x0, vf_set1(d))), q1 = vi_round(vf_div(x1, vf_set1(d)));
+    vi_store_i8(b->q, q0), vi_store_i8(b->q + VLEN, q1);
+    int sum0 = 0, sum1 = 0;
+    for (int i = 0; i < VLEN; i++) sum0 += b->q[i], sum1 += b->q[VLEN + i];
+    b->sum[0] = (int16_t)sum0, b->sum[1] = (int16_t)sum1;
+    b->d = d;
+    b->s = d * (float)(sum0 + sum1);
+}
+
+static void quantize(struct xq *dst, int64_t stride, const float *x, int64_t cols) {
+    for (int64_t i = 0; i < cols / 32; i++) quantize_block(dst + i * stride, x + 32 * i);
+}
+
+const struct kern_matmul KERN_SYM(kern_matmul) = {
+    .cols = TILE_COLS,
+    .plain_cols = PLAIN_COLS,
+    .tile = {
+#define X(name, id, elems, bytes, enc) [id] = MATMUL_TILE(name),
+        QUANT_LIST(X)
+#undef X
+    },
+    .quantize = quantize,
+};

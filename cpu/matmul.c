@@ -1,0 +1,295 @@
+/* matmul.c: products of weight matrices with tokens over the thread pool, and row lookup. See matmul.h. */
+#include "cpu/matmul.h"
+
+#include "core/err.h"
+#include "core/mem.h"
+
+#include <string.h>
+
+enum {
+    STREAM_TASK_BYTES = 128 << 10, /* weights of a task when they are read once: long enough for the prefetchers */
+    REUSE_TASK_BYTES = 192 << 10,  /* when several column blocks use them: stays in the second-level cache */
+    PIECE_BYTES = 20 << 10,        /* activations of a column block that stay in the first-level cache */
+    TASKS_PER_THREAD = 6,          /* at least, where there is enough work: evens out unequal threads */
+    SMALL_PREPARE = 4096           /* elements that are not worth waking the pool for */
+};
+
+static int64_t div_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static int tile_width(const struct matmul_state *s, int type) {
+    return matmul_is_plain(type) ? s->kern->plain_cols : s->kern->cols;
+}
+
+size_t matmul_token_bytes(int type, int64_t cols) {
+    if (!matmul_is_plain(type)) return (size_t)(cols / 32) * sizeof(struct xq);
+    return (size_t)(cols + cols % 2) * sizeof(float);
+}
+
+/* Bytes of prepared activations that one block of a strip multiplies with, per token. */
+static size_t block_x_bytes(int type) {
+    if (!matmul_is_plain(type)) return (size_t)(quant_info(type)->block_elems / 32) * sizeof(struct xq);
+    return type == QT_F32 ? sizeof(float) : 2 * sizeof(float);
+}
+
+/* ---- activations ---- */
+
+struct prepare_job {
+    struct matmul_state *s;
+    const struct prepare *p;
+    int n;
+};
+
+static void prepare_token(struct matmul_state *s, const struct prepare *p, int t) {
+    int width = tile_width(s, p->type), block = t / width;
+    int64_t stride = min64(width, p->n_tok - block * width);
+    const float *x = p->x + (p->rows ? p->rows[t] : t) * p->cols;
+    uint8_t *base = (uint8_t *)p->dst + (size_t)block * (size_t)width * matmul_token_bytes(p->type, p->cols);
+    if (!matmul_is_plain(p->type)) {
+        s->kern->quantize((struct xq *)(void *)base + t % width, stride, x, p->cols);
+        return;
+    }
+    float *dst = (float *)(void *)base + t % width;
+    for (int64_t k = 0; k < p->cols; k++) dst[k * stride] = x[k];
+    if (p->cols % 2) dst[p->cols * stride] = 0;
+}
+
+static void prepare_task(void *arg, int task, int worker) {
+    (void)worker;
+    struct prepare_job *j = arg;
+    const struct prepare *p = j->p;
+    for (; task >= p->n_tok; p++) task -= p->n_tok;
+    prepare_token(j->s, p, task);
+}
+
+void prepare_run(struct cpu *c, const struct prepare *p, int n) {
+    struct prepare_job j = {c->matmul, p, n};
+    int64_t elements = 0;
+    int n_task = 0;
+    for (int i = 0; i < n; i++) elements += p[i].n_tok * p[i].cols, n_task += p[i].n_tok;
+    if (elements > SMALL_PREPARE) pool_run(c->pool, prepare_task, &j, n_task);
+    else for (int i = 0; i < n_task; i++) prepare_task(&j, i, 0);
+}
+
+/* ---- products ---- */
+
+/* Strips and columns per task. Read-once weights: runs of STREAM_TASK_BYTES. Otherwise a task's strips stay in cache
+ * while the column blocks pass, and columns are split only if strips alone would leave threads without work. */
+static void cut_product(const struct cpu *c, struct product *p, int64_t job_strips) {
+    int64_t n_block = div_up(p->n_tok, p->width), strip_bytes = (int64_t)p->l.strip_bytes;
+    int64_t want = (int64_t)TASKS_PER_THREAD * pool_threads(c->pool);
+    int64_t bytes = n_block == 1 ? STREAM_TASK_BYTES : REUSE_TASK_BYTES;
+    p->strips = max64(1, min64(bytes / strip_bytes, job_strips / want));
+    p->cols = n_block;
+    int64_t tasks = div_up(job_strips, p->strips);
+    if (tasks < want) p->cols = max64(1, n_block / div_up(want, tasks));
+    p->n_col_task = (int)div_up(n_block, p->cols);
+}
+
+/* Blocks of a row per pass over the column blocks: their activations should stay in the first-level cache. */
+static int64_t piece_blocks(const struct product *p, int64_t n_col_block) {
+    if (n_col_block == 1) return p->l.n_block;
+    return max64(1, PIECE_BYTES / ((int64_t)block_x_bytes(p->w.type) * p->width));
+}
+
+static void run_tile(const struct product *p, int64_t strip, int64_t col_block, int64_t b0, int64_t n_block) {
+    const struct strip_layout *l = &p->l;
+    const uint8_t *base = (const uint8_t *)p->w.data + (size_t)strip * l->strip_bytes;
+    int64_t t0 = col_block * p->width;
+    size_t token = matmul_token_bytes(p->w.type, p->w.cols);
+    int stride = (int)min64(p->width, p->n_tok - t0);
+    const uint8_t *x = (const uint8_t *)p->x + (size_t)t0 * token;
+    int64_t row = strip * STRIP_ROWS;
+    p->tile(&(struct matmul_tile){
+        .words = base + (size_t)b0 * (size_t)l->n_word * 4 * STRIP_ROWS,
+        .scales = base + l->scales_off + (size_t)b0 * (size_t)l->scale_bytes * STRIP_ROWS,
+        .n_block = n_block,
+        .x = x + (size_t)b0 * block_x_bytes(p->w.type) * (size_t)stride,
+        .stride = stride,
+        .n_col = stride,
+        .n_row = (int)min64(STRIP_ROWS, p->w.rows - row),
+        .y = p->y + t0 * p->w.rows + row,
+        .y_stride = p->w.rows,
+        .resume = b0 > 0,
+        .bias = p->bias && b0 + n_block == l->n_block ? p->bias + row : NULL,
+    });
+}
+
+struct products_job {
+    struct product *p;
+    int n;
+};
+
+static void products_task(void *arg, int task, int worker) {
+    (void)worker;
+    const struct products_job *j = arg;
+    int lo = 0, hi = j->n - 1; /* last product whose first task is not after this one */
+    while (lo < hi) {
+        int mid = (lo + hi + 1) / 2;
+        if (j->p[mid].first_task <= task) lo = mid;
+        else hi = mid - 1;
+    }
+    const struct product *p = &j->p[lo];
+    task -= p->first_task;
+    int64_t s0 = task / p->n_col_task * p->strips, s1 = min64(p->l.n_strip, s0 + p->strips);
+    int64_t c0 = task % p->n_col_task * p->cols, c1 = min64(div_up(p->n_tok, p->width), c0 + p->cols);
+    int64_t piece = piece_blocks(p, c1 - c0);
+    for (int64_t cb = c0; cb < c1; cb++)
+        for (int64_t b = 0; b < p->l.n_block; b += piece)
+            for (int64_t s = s0; s < s1; s++) run_tile(p, s, cb, b, min64(piece, p->l.n_block - b));
+}
+
+int products_run(struct cpu *c, struct product *p, int n) {
+    int64_t job_strips = 0, n_task = 0;
+    for (int i = 0; i < n; i++) {
+        const struct mat *w = &p[i].w;
+        if (!strip_layout(&p[i].l, w->type, w->rows, w->cols))
+            return err_set(ERR_ARG, "matmul: no kernel for %s [%lld, %lld]", quant_name(w->type), (long long)w->rows,
+                           (long long)w->cols);
+        p[i].tile = c->matmul->kern->tile[w->type];
+        p[i].width = tile_width(c->matmul, w->type);
+        if (p[i].n_tok > 0) job_strips += p[i].l.n_strip;
+    }
+    int m = 0; /* products without tokens drop out */
+    for (int i = 0; i < n; i++) {
+        if (p[i].n_tok <= 0) continue;
+        p[m] = p[i];
+        cut_product(c, &p[m], job_strips);
+        p[m].first_task = (int)n_task;
+        n_task += div_up(p[m].l.n_strip, p[m].strips) * p[m].n_col_task;
+        m++;
+    }
+    if (n_task > INT32_MAX) return err_set(ERR_ARG, "matmul: %lld tasks", (long long)n_task);
+    struct products_job j = {p, m};
+    if (n_task) pool_run(c->pool, products_task, &j, (int)n_task);
+    return 0;
+}
+
+/* ---- ops ---- */
+
+static int check_matmul(const struct cpu *c, const struct matmul *m) {
+    if (m->n < 1 || m->n > MATMUL_MAX || m->n_tok < 0 || m->n_tok > c->opts.limits.n_tok)
+        return err_set(ERR_ARG, "matmul: %d products of %d tokens (opened for %d products, %d tokens)", m->n, m->n_tok,
+                       MATMUL_MAX, c->opts.limits.n_tok);
+    for (int i = 0; i < m->n; i++) {
+        const struct mat *w = m->out[i].w;
+        if (w->cols != m->cols || w->cols > c->opts.limits.cols || w->rows > c->opts.limits.rows)
+            return err_set(ERR_ARG, "matmul: weights [%lld, %lld] for %lld inputs (opened for [%lld, %lld])",
+                           (long long)w->rows, (long long)w->cols, (long long)m->cols, (long long)c->opts.limits.rows,
+                           (long long)c->opts.limits.cols);
+    }
+    return 0;
+}
+
+/* One chunk of tokens from t0. */
+static int matmul_chunk(struct cpu *c, const struct matmul *m, int t0, int n_tok) {
+    struct matmul_state *s = c->matmul;
+    struct product p[MATMUL_MAX];
+    struct prepare prep[2];
+    const void *quantised = NULL, *plain = NULL;
+    int n_prep = 0;
+    const float *x = m->x + t0 * m->cols;
+    for (int i = 0; i < m->n; i++) {
+        const struct mat *w = m->out[i].w;
+        const void **prepared = matmul_is_plain(w->type) ? &plain : &quantised;
+        if (!*prepared && matmul_is_plain(w->type) && n_tok == 1 && m->cols % 2 == 0) *prepared = x;
+        if (!*prepared) {
+            void *dst = matmul_is_plain(w->type) ? (void *)s->plain : s->quantised;
+            prep[n_prep++] = (struct prepare){.dst = dst, .x = x, .cols = m->cols, .n_tok = n_tok, .type = w->type};
+            *prepared = dst;
+        }
+        p[i] = (struct product){.w = *w, .x = *prepared, .n_tok = n_tok, .y = m->out[i].y + t0 * w->rows,
+                                .bias = m->out[i].bias};
+    }
+    prepare_run(c, prep, n_prep);
+    return products_run(c, p, m->n);
+}
+
+static int op_matmul(struct ops *o, const struct matmul *m) {
+    struct cpu *c = (struct cpu *)o;
+    int rc = check_matmul(c, m);
+    for (int t = 0; t < m->n_tok && !rc; t += c->matmul->n_tok)
+        rc = matmul_chunk(c, m, t, (int)min64(c->matmul->n_tok, m->n_tok - t));
+    return rc;
+}
+
+struct embed_job {
+    float *x;
+    const struct mat *embd;
+    const int32_t *ids;
+    float scale;
+};
+
+static void embed_task(void *arg, int t, int worker) {
+    (void)worker;
+    const struct embed_job *j = arg;
+    float *x = j->x + t * j->embd->cols;
+    strip_decode_row(j->embd->type, j->embd->data, j->embd->rows, j->embd->cols, j->ids[t], x);
+    if (j->scale != 1)
+        for (int64_t i = 0; i < j->embd->cols; i++) x[i] *= j->scale;
+}
+
+static int op_embed(struct ops *o, float *x, const struct mat *embd, const int32_t *ids, int n_tok, float scale) {
+    struct cpu *c = (struct cpu *)o;
+    struct strip_layout l;
+    if (!strip_layout(&l, embd->type, embd->rows, embd->cols))
+        return err_set(ERR_ARG, "embed: %s [%lld, %lld] cannot be decoded", quant_name(embd->type), (long long)embd->rows,
+                       (long long)embd->cols);
+    for (int t = 0; t < n_tok; t++)
+        if (ids[t] < 0 || ids[t] >= embd->rows)
+            return err_set(ERR_ARG, "embed: token id %d, the vocabulary has %lld", ids[t], (long long)embd->rows);
+    struct embed_job j = {x, embd, ids, scale};
+    pool_run(c->pool, embed_task, &j, n_tok);
+    return 0;
+}
+
+/* ---- open and close ---- */
+
+static int chunk_tokens(const struct cpu_opts *o) {
+    int n = o->limits.n_tok < MATMUL_TOKENS ? o->limits.n_tok : MATMUL_TOKENS;
+    return n > 1 ? n : 1;
+}
+
+static size_t quantised_bytes(const struct cpu_opts *o) {
+    return size_mul3((size_t)chunk_tokens(o), (size_t)div_up(o->limits.cols, 32), sizeof(struct xq));
+}
+
+static size_t plain_bytes(const struct cpu_opts *o) {
+    return size_mul3((size_t)chunk_tokens(o), (size_t)o->limits.cols + 1, sizeof(float));
+}
+
+size_t matmul_scratch_bytes(const struct cpu_opts *o) {
+    size_t sum = sizeof(struct matmul_state);
+    if (!size_add(&sum, sum, quantised_bytes(o)) || !size_add(&sum, sum, plain_bytes(o)) ||
+        !size_add(&sum, sum, experts_scratch_bytes(o)))
+        return SIZE_MAX;
+    return sum;
+}
+
+int matmul_open(struct cpu *c) {
+    struct matmul_state *s = mem_alloc(sizeof *s, 64, "matmul");
+    if (!s) return ERR_NOMEM;
+    c->matmul = s;
+    s->kern = kern_matmul_pick(c->opts.isa);
+    s->n_tok = chunk_tokens(&c->opts);
+    s->quantised = mem_alloc(quantised_bytes(&c->opts), 64, "quantised activations");
+    s->plain = mem_alloc(plain_bytes(&c->opts), 64, "activations");
+    int rc = s->quantised && s->plain ? experts_open(c, s) : ERR_NOMEM;
+    if (rc) {
+        matmul_close(c);
+        return rc;
+    }
+    c->ops.matmul = op_matmul;
+    c->ops.embed = op_embed;
+    return 0;
+}
+
+void matmul_close(struct cpu *c) {
+    if (!c->matmul) return;
+    experts_close(c->matmul);
+    mem_free(c->matmul->plain);
+    mem_free(c->matmul->quantised);
+    mem_free(c->matmul);
+    c->matmul = NULL;
+}

@@ -1,0 +1,125 @@
+/* tile.h: the product of a strip of quantised weights with a few columns. Private to cpu/kern_matmul_*.c.
+ * One loop over the blocks of 16 rows: unpack a word vector once, multiply it with the matching four activations of each
+ * column, and after each scale group bring the exact integer sums to f32. Sums never cross lanes. */
+#ifndef LH_CPU_TILE_H
+#define LH_CPU_TILE_H
+
+#include "cpu/kern_matmul.h"
+#include "cpu/unpack.h"
+
+/* Most columns in one pass: sums and scratch of all columns stay in registers (32 of 16 lanes; 16 of 8 lanes). */
+#if defined(LH_ISA_avx512)
+enum { TILE_COLS = 12 };
+#elif defined(LH_ISA_avx2)
+enum { TILE_COLS = 4 };
+#else
+enum { TILE_COLS = 2 };
+#endif
+
+/* The generic build keeps its loops: unrolled, four-register lanes take minutes to compile. */
+#if defined(LH_ISA_generic)
+#define UNROLL
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+SIMD_FN int32_t four_bytes(const void *p) {
+    int32_t v;
+    memcpy(&v, p, 4);
+    return v;
+}
+
+/* sum[c] += the products of words k0..k0+n-1 of run (o, i) with the activations of column c. */
+SIMD_FN void dot_words(const int type, const int nc, vi *sum, const uint8_t *w, vi table, int o, const int i,
+                       const struct xq *x, const int k0, const int n) {
+    const struct traits t = traits(type);
+#if defined(LH_ISA_avx2)
+    vi part[TILE_COLS];
+    UNROLL for (int k = k0; k < k0 + n; k++) {
+        vi v = unpack_word(type, w, table, o, i, k), a = vi_abs8(v);
+        int in_step = (k - k0) % t.step;
+        UNROLL for (int c = 0; c < nc; c++) {
+            int32_t b = four_bytes(x[c].q + 4 * k);
+            part[c] = t.is_signed ? dot_signed(v, a, b) : dot_unsigned(part[c], v, b, in_step == 0);
+            if (in_step == t.step - 1) sum[c] = vi_add(sum[c], vi_madd16(part[c], vi_set1(0x00010001)));
+        }
+    }
+#else
+    (void)t;
+    UNROLL for (int k = k0; k < k0 + n; k++) {
+        vi v = unpack_word(type, w, table, o, i, k);
+        UNROLL for (int c = 0; c < nc; c++) sum[c] = dot(sum[c], v, four_bytes(x[c].q + 4 * k));
+    }
+#endif
+}
+
+/* acc[c] += run (o, i) of a block: 32 elements under one scale, or twice 16. */
+SIMD_FN void tile_run(const int type, const int nc, vf *acc, const uint8_t *w, vi table, const struct scales *s, int o,
+                      const int i, const struct xq *x) {
+    const struct traits t = traits(type);
+    const int g = o * t.inner + i, halves = 32 / t.group, words = t.group / 4;
+    UNROLL for (int h = 0; h < halves; h++) {
+        vi sum[TILE_COLS];
+        /* The offset of the weights leaves as an integer: -off * (sum of the activations). */
+        const int32_t pair = halves == 1 ? (-t.off & 0xffff) * 0x10001 : h ? -t.off * 0x10000 : -t.off & 0xffff;
+        UNROLL for (int c = 0; c < nc; c++)
+            sum[c] = t.off ? vi_madd16(vi_set1(pair), vi_set1(four_bytes(x[c].sum))) : vi_zero();
+        dot_words(type, nc, sum, w, table, o, i, x, h * words, words);
+        vf d = s->d[g * halves + h];
+        UNROLL for (int c = 0; c < nc; c++) acc[c] = vf_fma(vf_mul(vf_from_vi(sum[c]), d), vf_set1(x[c].d), acc[c]);
+    }
+    if (t.min == MIN_RUN) UNROLL for (int c = 0; c < nc; c++) acc[c] = vf_fma(s->m[g], vf_set1(x[c].s), acc[c]);
+    if (t.min == MIN_HALF)
+        UNROLL for (int c = 0; c < nc; c++) {
+            vf sum = vf_from_vi(vi_madd16(s->pair[g], vi_set1(four_bytes(x[c].sum))));
+            acc[c] = vf_fma(vf_mul(sum, s->m[0]), vf_set1(x[c].d), acc[c]);
+        }
+}
+
+SIMD_FN void tile_begin(const int nc, vf *acc, const struct matmul_tile *t, int c0) {
+    UNROLL for (int c = 0; c < nc; c++)
+        acc[c] = t->resume ? vf_load_n(t->y + (c0 + c) * t->y_stride, t->n_row) : vf_zero();
+}
+
+SIMD_FN void tile_end(const int nc, const vf *acc, const struct matmul_tile *t, int c0) {
+    vf bias = t->bias ? vf_load_n(t->bias, t->n_row) : vf_zero();
+    UNROLL for (int c = 0; c < nc; c++) {
+        float *y = t->y + (c0 + c) * t->y_stride;
+        vf v = t->bias ? vf_add(acc[c], bias) : acc[c];
+        if (t->n_row == VLEN) vf_store(y, v);
+        else vf_store_n(y, v, t->n_row);
+    }
+}
+
+SIMD_FN void tile_pass(const int type, const int nc, const struct matmul_tile *t, int c0) {
+    const struct traits tr = traits(type);
+    const vi table = type_table(type);
+    const uint8_t *w = t->words, *sc = t->scales;
+    const struct xq *x = (const struct xq *)t->x + c0;
+    vf acc[TILE_COLS];
+    tile_begin(nc, acc, t, c0);
+    for (int64_t b = 0; b < t->n_block; b++) {
+        struct scales s;
+        unpack_scales(type, w, sc, &s);
+        for (int o = 0; o < tr.outer; o++)
+            UNROLL for (int i = 0; i < tr.inner; i++, x += t->stride) tile_run(type, nc, acc, w, table, &s, o, i, x);
+        w += tr.n_word * ROW_WORDS, sc += tr.scale_bytes * VLEN;
+    }
+    tile_end(nc, acc, t, c0);
+}
+
+/* Every pass gives a column the same operations in the same order, so the split into passes changes nothing. */
+SIMD_FN void tile_columns(const int type, const struct matmul_tile *t) {
+    int c = 0;
+    for (; t->n_col - c >= TILE_COLS; c += TILE_COLS) tile_pass(type, TILE_COLS, t, c);
+#if defined(LH_ISA_avx512)
+    for (; t->n_col - c >= 4; c += 4) tile_pass(type, 4, t, c);
+    for (; t->n_col - c >= 2; c += 2) tile_pass(type, 2, t, c);
+#endif
+    for (; c < t->n_col; c++) tile_pass(type, 1, t, c);
+}
+
+#define TILE_DEFINE(name)                                                                                              \
+    void MATMUL_TILE(name)(const struct matmul_tile *t) { tile_columns(QT_##name, t); }
+
+#endif
