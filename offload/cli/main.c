@@ -1,0 +1,52 @@
+/* main.c: picks the subcommand. */
+#include "offload/cli/cli.h"
+
+#include "cpu/isa.h"
+
+#include <string.h>
+
+static const struct {
+    const char *name, *summary;
+    int (*run)(int argc, char **argv);
+} commands[] = {
+#define X(name, summary) {#name, summary, cmd_##name},
+    COMMAND_LIST(X)
+#undef X
+};
+
+static void usage(FILE *to) {
+    fprintf(to, "longhaul: LLM inference for a workstation whose model and context do not fit its GPU\n\n"
+                "usage: longhaul COMMAND [options]     (longhaul COMMAND --help)\n\n");
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        fprintf(to, "  %-11s %s\n", commands[i].name, commands[i].summary);
+    fprintf(to, "\nexample: longhaul run -m model.gguf -f book.txt -n 200\n");
+}
+
+static void version(void) {
+    printf("longhaul %s\nback ends: cpu (no GPU back end in this version)\nkernels: built | usable here\n", LONGHAUL_VERSION);
+    enum isa best;
+    isa_choose(&best, NULL);
+    for (int i = 0; i < ISA_COUNT; i++)
+        printf("  %-8s yes | %s%s\n", isa_name(i), isa_usable(i) ? "yes" : "no", (int)best == i ? "  <- chosen" : "");
+    printf("BLAS: none (own kernels)\ncompiler: %s\n", __VERSION__);
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2) {
+        usage(stderr);
+        return 2;
+    }
+    if (!strcmp(argv[1], "-h") || !strcmp(argv[1], "--help") || !strcmp(argv[1], "help")) {
+        usage(stdout);
+        return 0;
+    }
+    if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "version")) {
+        version();
+        return 0;
+    }
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        if (!strcmp(argv[1], commands[i].name)) return commands[i].run(argc - 1, argv + 1);
+    fprintf(stderr, "longhaul: unknown command '%s'\n\n", argv[1]);
+    usage(stderr);
+    return 2;
+}

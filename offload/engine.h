@@ -1,0 +1,70 @@
+/* engine.h: the public C API. An engine is an opened model with its tokenizer and, once loaded, its weights; a session is
+ * one timeline of tokens on it.
+ *
+ * Opening reads the directory of the file only; engine_load reads the weights. A session owns its KV, scratch and
+ * threads; everything is allocated by session_open, nothing afterwards. An engine may be shared by sessions; a session
+ * belongs to one driver thread. Functions return 0 or a negative enum err (core/err.h) with a sentence in err_text(). */
+#ifndef LH_OFFLOAD_ENGINE_H
+#define LH_OFFLOAD_ENGINE_H
+
+#include "core/err.h"
+#include "core/model.h"
+#include "core/rope.h"
+#include "core/tokenizer.h"
+#include "offload/home.h"
+#include "offload/plan.h"
+#include "offload/topo.h"
+
+#include <signal.h>
+
+struct engine;
+struct session;
+
+/* Opens model file `path` (shard 0 of a split one). rope: ?user's RoPE options, applied to the model. */
+int engine_open(struct engine **out, const char *path, const struct rope_user *rope);
+void engine_close(struct engine *e);
+
+const struct gguf *engine_gguf(const struct engine *e);
+const struct model *engine_model(const struct engine *e);
+const struct topo *engine_topo(const struct engine *e);
+
+/* The tokenizer, made at the first call: a bench needs none. Owned by the engine. */
+int engine_tokenizer(struct engine *e, const struct tokenizer **out);
+
+/* Reads the weights with n_thread threads. progress and stop as in home.h. Once per engine. */
+int engine_load(struct engine *e, int n_thread, progress_fn progress, void *arg, const volatile sig_atomic_t *stop);
+double engine_load_s(const struct engine *e); /* seconds that it took */
+
+/* Which positions get logits. */
+enum session_logits { LOGITS_NONE, LOGITS_LAST, LOGITS_ALL };
+
+/* What session_eval calls back; every field may be NULL. On the driver thread. */
+struct session_hooks {
+    /* Logits [n_vocab] of position pos, in order (LOGITS_ALL, or the last one). A negative result ends the evaluation. */
+    int (*logits)(void *arg, int64_t pos, const float *logits);
+    void (*progress)(void *arg, int done, int total); /* tokens of this call */
+    void *arg;
+    const volatile sig_atomic_t *stop; /* non-zero: ERR_INTERRUPTED at the next layer; the pass under way is taken back */
+};
+
+/* The weights must be loaded. ERR_NOMEM leaves nothing behind. */
+int session_open(struct session **out, struct engine *e, const struct plan *p);
+void session_close(struct session *s);
+
+/* Evaluates n tokens at positions session_pos.. in passes of at most chunk_tokens.
+ * ERR_ARG: more than n_ctx positions, an id outside of the vocabulary. ERR_NUMERIC: not finite (names layer, position).
+ * On failure the tokens of completed passes stay. */
+int session_eval(struct session *s, const int32_t *ids, int n, enum session_logits want, const struct session_hooks *hooks);
+
+/* Logits [n_vocab] of the last position evaluated with LOGITS_LAST or LOGITS_ALL. */
+const float *session_logits(const struct session *s);
+
+int64_t session_pos(const struct session *s);
+/* Forgets everything from position pos on. ERR_ARG: pos is not within the text so far, or a sliding window has moved on. */
+int session_truncate(struct session *s, int64_t pos);
+/* Fills positions 0..n-1 with plausible random KV instead of a prefill. What follows is a speed, never an answer. */
+int session_fill_synthetic(struct session *s, int64_t n, uint64_t seed);
+/* Lets the worker threads sleep until the next call. */
+void session_rest(struct session *s);
+
+#endif
