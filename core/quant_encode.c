@@ -14,6 +14,13 @@ static int nearest(float x) {
     return (int)lrintf(x);
 }
 
+/* roundf for |x| < 2^31 without a library call: x - trunc(x) is exact. */
+static int round_away(float x) {
+    int i = (int)x;
+    float rest = x - (float)i;
+    return i + (rest >= 0.5f) - (rest <= -0.5f);
+}
+
 static int clamp(int v, int lo, int hi) {
     return v < lo ? lo : v > hi ? hi : v;
 }
@@ -114,8 +121,9 @@ static void encode_Q8_0(const float *x, void *dst) {
     float d = fabsf(signed_extreme(x, 32)) / 127, id = d != 0 ? 1 / d : 0;
     b->d = f32_to_f16(d);
     for (int i = 0; i < 32; i++) {
-        float v = roundf(x[i] * id);
-        b->qs[i] = (int8_t)(fabsf(v) <= 127 ? (int)v : 0); /* NaN when d is subnormal: such a block is zero in f16 */
+        float v = x[i] * id;
+        b->qs[i] =
+            (int8_t)(fabsf(v) < 127.5f ? round_away(v) : 0); /* NaN when d is subnormal: the block is zero in f16 */
     }
 }
 
