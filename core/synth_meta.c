@@ -19,9 +19,9 @@ static const char *key(struct key *k, const struct shape *s, const char *name) {
     return k->text;
 }
 
-static void put_u32(struct gguf_writer *w, const struct shape *s, const char *name, int64_t v) {
+static int put_u32(struct gguf_writer *w, const struct shape *s, const char *name, int64_t v) {
     struct key k;
-    gguf_writer_u32(w, key(&k, s, name), (uint32_t)v);
+    return gguf_writer_u32(w, key(&k, s, name), (uint32_t)v);
 }
 
 static void put_f32(struct gguf_writer *w, const struct shape *s, const char *name, double v) {
@@ -74,7 +74,6 @@ int synth_metadata(struct gguf_writer *w, const struct shape *s, enum mix mix, i
     if (s->n_mtp) put_u32(w, s, "nextn_predict_layers", s->n_mtp);
     put_u32(w, s, "context_length", s->n_ctx);
     put_u32(w, s, "embedding_length", s->dim);
-    put_u32(w, s, "vocab_size", s->n_vocab);
     if (s->n_ff) put_u32(w, s, "feed_forward_length", s->n_ff);
     put_u32(w, s, "attention.head_count", s->n_head);
     put_u32(w, s, "attention.head_count_kv", s->n_kv);
@@ -85,7 +84,7 @@ int synth_metadata(struct gguf_writer *w, const struct shape *s, enum mix mix, i
     put_rope(w, s);
     if (s->n_expert) put_experts(w, s);
     if (s->full_interval > 1) put_hybrid(w, s);
-    return gguf_writer_u32(w, "general.sampling.top_k", 40);
+    return put_u32(w, s, "vocab_size", s->n_vocab);
 }
 
 /* --- tokenizers ---------------------------------------------------------------------------------------------------------- */
