@@ -190,7 +190,7 @@ int tok_pass_reserve_nodes(struct tok_pass *ps, size_t n) {
     q->heap = scratch(cap, 2 * sizeof *q->heap);
     if (!q->heap) return no_memory(ps);
     if (cap > MERGE_LONG) {
-        q->pool = scratch(2 * cap + 1, sizeof *q->pool);
+        q->pool = scratch(3 * cap + 1, sizeof *q->pool);
         q->fifo = scratch(ps->t->n_ranks + 1, sizeof *q->fifo);
         q->ranks = scratch(ps->t->n_ranks + 1, sizeof *q->ranks);
         if (!q->pool || !q->fifo || !q->ranks) return no_memory(ps);

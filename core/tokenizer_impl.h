@@ -156,7 +156,7 @@ int tok_byte_text(const char *p, size_t n);
 
 /* --- one encoding pass: scratch of one call, so that the tokenizer stays const --- */
 
-#define TOK_MAX_WORD ((size_t)256 << 20) /* candidates of a word, 6 per byte at most, are counted in 32 bits */
+#define TOK_MAX_WORD ((size_t)256 << 20) /* candidates of a word, 9 per byte at most, are counted in 32 bits */
 
 struct tok_cache_slot {
     uint64_t hash;

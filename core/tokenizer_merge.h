@@ -53,7 +53,7 @@ struct merge_queue {
     } *fifo;                 /* [n_ranks of the tokenizer] all empty between words */
     uint64_t *ranks;         /* heap of the ranks whose queue is not empty, each rank << 32 */
     size_t n_ranks;
-    uint64_t *pool; /* [2 * n + 1] next << 32 | node; 0 stays 0 */
+    uint64_t *pool; /* [3 * n + 1] next << 32 | node; 0 stays 0. Places are not used again: n at first, 2 per join */
     uint32_t n_pool;
     uint64_t *heap; /* rank << 32 | node */
     size_t n_heap;

@@ -133,6 +133,24 @@ static void bpe_equals_definition(void **state) {
     }
 }
 
+/* A run in which every join makes two new candidates: the queues are as full as they get. */
+static void queues_hold_the_candidates_of_a_run(void **state) {
+    (void)state;
+    static struct vocab v;
+    static const char *const merges[] = {"a a", "aa aa", "aaaa aaaa", "aa a", "aaaa a", "aaaa aa", "aaaaaaaa a"};
+    v = (struct vocab){0};
+    for (const char *p = "aaaaaaaa"; *p; p++)
+        if (strlen(p) == 1 || strlen(p) == 2 || strlen(p) == 4 || strlen(p) == 8) add(&v, p, TOK_NORMAL, 0); /* ids 3 2 1 0 */
+    for (int i = 0; i < 7; i++) v.merges[v.n_merges++] = (struct tok_str){merges[i], strlen(merges[i])};
+    struct tokenizer *t = open_vocab(&v, "gpt2", "qwen2");
+    enum { N = 1 << 14 };
+    static char text[N];
+    static int32_t want[N / 8];
+    memset(text, 'a', N);
+    test_ids(t, "run", text, N, 0, want, N / 8);
+    tokenizer_close(t);
+}
+
 static void whole_word_wins_where_merges_are_ignored(void **state) {
     (void)state;
     static struct vocab v;
@@ -312,6 +330,7 @@ static void special_tokens_equal_definition(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bpe_equals_definition),
+        cmocka_unit_test(queues_hold_the_candidates_of_a_run),
         cmocka_unit_test(whole_word_wins_where_merges_are_ignored),
         cmocka_unit_test(bytes_without_token_are_dropped),
         cmocka_unit_test(spm_equals_definition),
