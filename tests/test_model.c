@@ -177,7 +177,7 @@ static int open_all(const char *path) {
 
 static void child(const char *path, int to) {
     struct rusage before, after;
-    struct rlimit as = {(rlim_t)1 << 30, (rlim_t)1 << 30}; /* 512 MiB above what a test program maps */
+    struct rlimit as = {(rlim_t)576 << 20, (rlim_t)576 << 20}; /* 512 MiB, and 64 for the test program itself */
     struct report r = {0};
     if (!SANITIZED) setrlimit(RLIMIT_AS, &as);
     alarm(20);
