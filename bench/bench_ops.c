@@ -59,19 +59,25 @@ static void check(int rc) {
 /* ---- what the machine can do ---- */
 
 #if defined(__x86_64__)
-__attribute__((target("avx512f"))) static float read_avx512(const float *p, size_t n) {
+__attribute__((target("avx512f"))) static float read_avx512(const float *p, size_t n, size_t ahead) {
     __m512i s[8];
     for (int i = 0; i < 8; i++) s[i] = _mm512_setzero_si512();
     for (size_t i = 0; i < n; i += 128)
-        for (int k = 0; k < 8; k++) s[k] = _mm512_xor_si512(s[k], _mm512_load_si512(p + i + 16 * k));
+        for (int k = 0; k < 8; k++) {
+            _mm_prefetch((const char *)(p + i + 16 * k) + ahead, _MM_HINT_T0);
+            s[k] = _mm512_xor_si512(s[k], _mm512_load_si512(p + i + 16 * k));
+        }
     for (int i = 1; i < 8; i++) s[0] = _mm512_xor_si512(s[0], s[i]);
     return (float)_mm512_reduce_add_epi32(s[0]);
 }
-__attribute__((target("avx2"))) static float read_avx2(const float *p, size_t n) {
+__attribute__((target("avx2"))) static float read_avx2(const float *p, size_t n, size_t ahead) {
     __m256i s[8];
     for (int i = 0; i < 8; i++) s[i] = _mm256_setzero_si256();
     for (size_t i = 0; i < n; i += 64)
-        for (int k = 0; k < 8; k++) s[k] = _mm256_xor_si256(s[k], _mm256_load_si256((const __m256i *)(const void *)(p + i + 8 * k)));
+        for (int k = 0; k < 8; k++) {
+            if (k % 2 == 0) _mm_prefetch((const char *)(p + i + 8 * k) + ahead, _MM_HINT_T0);
+            s[k] = _mm256_xor_si256(s[k], _mm256_load_si256((const __m256i *)(const void *)(p + i + 8 * k)));
+        }
     for (int i = 1; i < 8; i++) s[0] = _mm256_xor_si256(s[0], s[i]);
     return (float)_mm256_extract_epi32(s[0], 0);
 }
@@ -98,6 +104,7 @@ struct probe {
     const float *p;
     size_t n_float; /* of all tasks */
     int n_task;
+    size_t ahead; /* bytes to prefetch */
     int64_t n_fma;
     float sink[MAX_THREADS * LINE_FLOATS];
 };
@@ -108,8 +115,8 @@ static void read_task(void *arg, int task, int worker) {
     const float *p = b->p + (size_t)task * n;
     float s = 0;
 #if defined(__x86_64__)
-    if (b->isa == ISA_AVX512) s = read_avx512(p, n);
-    else if (b->isa == ISA_AVX2) s = read_avx2(p, n);
+    if (b->isa == ISA_AVX512) s = read_avx512(p, n, b->ahead);
+    else if (b->isa == ISA_AVX2) s = read_avx2(p, n, b->ahead);
     else
 #endif
         for (size_t i = 0; i < n; i += 4) s += p[i] + p[i + 1] + p[i + 2] + p[i + 3];
@@ -133,14 +140,21 @@ static double read_gbps(struct pool *pool, enum isa isa, int reps) {
     if (!p) check(ERR_NOMEM);
     memset(p, 1, bytes);
     b = (struct probe){.isa = isa, .p = p, .n_float = bytes / sizeof *p, .n_task = TASKS};
-    double v[MAX_REPS];
-    for (int i = 0; i < reps; i++) {
+    /* The best of what plain loads and three prefetch distances reach: the ceiling must not be beaten by a kernel. */
+    static const size_t ahead[4] = {0, 1024, 2048, 4096};
+    double v[4][MAX_REPS], best = 0;
+    for (int i = 0; i < 4 * reps; i++) {
+        b.ahead = ahead[i % 4];
         double t = now_s();
         pool_run(pool, read_task, &b, TASKS);
-        v[i] = (double)bytes / (now_s() - t) * 1e-9;
+        v[i % 4][i / 4] = (double)bytes / (now_s() - t) * 1e-9;
     }
     mem_free(p);
-    return median(v, reps);
+    for (int k = 0; k < 4; k++) {
+        double m = median(v[k], reps);
+        best = m > best ? m : best;
+    }
+    return best;
 }
 
 static double fma_gflops(struct pool *pool, enum isa isa, int reps) {

@@ -1,8 +1,8 @@
 /* dot.h: what weight kernels need besides simd.h: products of bytes, 16-entry tables, 16-bit floats in 32-bit lanes.
  * Private to cpu/kern_matmul_*.c.
  *
- * A "word vector" is a vi: in lane r, four weights of row r as bytes. dot() adds their products with the same four
- * activations of a column in all lanes. Weights are unsigned (at most 255), or signed where SIGNED_BYTES is 1.
+ * A "word vector" is a vi: in lane r, four weights of row r as bytes. dot() adds their products with the four activations
+ * at `a`, the same ones in all lanes; dot_pair() multiplies pairs of 16 bits with the pair at `a`. Weights are unsigned (at most 255), or signed where SIGNED_BYTES is 1.
  * AVX2 has only a product that adds pairs of u8 * i8 in 16 bits, so its running sum `part` stays in 16 bits for as many
  * words as cannot overflow and then is flushed to 32 bits:
  *   weights <= 15: 8 words (8 * 2 * 15 * 127 = 30480); <= 31: 4 words; <= 63: 2 words; signed: 1 word.
@@ -17,8 +17,18 @@
 /* Signed weights are offset by 128 instead (the caller takes 128 * sum of the activations off again). */
 enum { SIGNED_BYTES = 0 };
 
-SIMD_FN vi dot(vi part, vi w, int32_t a) { return _mm512_dpbusd_epi32(part, w, _mm512_set1_epi32(a)); }
-SIMD_FN vi vi_madd16(vi a, vi b) { return _mm512_madd_epi16(a, b); }
+/* Written out because GCC 12 does not fold the broadcast into these instructions; as a load of its own it is a quarter of
+ * all instructions of a tile and costs as much. */
+typedef int32_t __attribute__((may_alias)) dot_i32;
+SIMD_FN vi dot(vi part, vi w, const void *a) {
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(part) : "v"(w), "m"(*(const dot_i32 *)a));
+    return part;
+}
+SIMD_FN vi dot_pair(vi pairs, const void *a) {
+    vi r = _mm512_setzero_si512();
+    __asm__("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(r) : "v"(pairs), "m"(*(const dot_i32 *)a));
+    return r;
+}
 SIMD_FN vi table_load(const int8_t t[16]) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)t)); }
 SIMD_FN vi table_bytes(vi table, vi index) { return _mm512_shuffle_epi8(table, index); }
 
@@ -49,18 +59,31 @@ SIMD_FN __m256i dot_half(__m256i part, __m256i w, __m256i a, int is_first) {
     __m256i p = _mm256_maddubs_epi16(w, a);
     return is_first ? p : _mm256_add_epi16(part, p);
 }
-SIMD_FN vi dot_unsigned(vi part, vi w, int32_t a, int is_first) {
-    __m256i v = _mm256_set1_epi32(a);
+SIMD_FN __m256i dot_broadcast(const void *a) {
+    int32_t v;
+    memcpy(&v, a, 4);
+    return _mm256_set1_epi32(v);
+}
+SIMD_FN vi dot_unsigned(vi part, vi w, const void *a, int is_first) {
+    __m256i v = dot_broadcast(a);
     return SIMD_VI(dot_half(part.a, w.a, v, is_first), dot_half(part.b, w.b, v, is_first));
 }
 /* |w| * (a with the sign of w); |-128| = 128 is right as an unsigned byte. */
-SIMD_FN vi dot_signed(vi w, vi w_abs, int32_t a) {
-    __m256i v = _mm256_set1_epi32(a);
+SIMD_FN vi dot_signed(vi w, vi w_abs, const void *a) {
+    __m256i v = dot_broadcast(a);
     return SIMD_VI(_mm256_maddubs_epi16(w_abs.a, _mm256_sign_epi8(v, w.a)),
                    _mm256_maddubs_epi16(w_abs.b, _mm256_sign_epi8(v, w.b)));
 }
 SIMD_FN vi vi_abs8(vi w) { return SIMD_VI(_mm256_abs_epi8(w.a), _mm256_abs_epi8(w.b)); }
-SIMD_FN vi vi_madd16(vi a, vi b) { return SIMD_VI(_mm256_madd_epi16(a.a, b.a), _mm256_madd_epi16(a.b, b.b)); }
+SIMD_FN vi dot_flush(vi sum, vi part) {
+    const __m256i one = _mm256_set1_epi16(1);
+    return SIMD_VI(_mm256_add_epi32(sum.a, _mm256_madd_epi16(part.a, one)),
+                   _mm256_add_epi32(sum.b, _mm256_madd_epi16(part.b, one)));
+}
+SIMD_FN vi dot_pair(vi pairs, const void *a) {
+    __m256i v = dot_broadcast(a);
+    return SIMD_VI(_mm256_madd_epi16(pairs.a, v), _mm256_madd_epi16(pairs.b, v));
+}
 SIMD_FN vi table_load(const int8_t t[16]) {
     __m256i v = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)t));
     return SIMD_VI(v, v);
@@ -99,26 +122,25 @@ enum { SIGNED_BYTES = 0 };
 typedef int16_t dot_h8 __attribute__((vector_size(16)));
 
 /* Products of bytes 0 and 2, and of 1 and 3, fit 16 bits (255 * 127); their halves are sign-extended and added. */
-SIMD_FN simd_i4 dot_pair(simd_i4 sum, simd_i4 bytes, int lo, int hi) {
+SIMD_FN simd_i4 dot_two(simd_i4 sum, simd_i4 bytes, int lo, int hi) {
     simd_i4 a = {0, 0, 0, 0};
     a += (int)((uint32_t)hi << 16) | (lo & 0xffff);
     simd_i4 p = (simd_i4)((dot_h8)bytes * (dot_h8)a);
     return sum + (p >> 16) + ((simd_i4)((simd_u4)p << 16) >> 16);
 }
-SIMD_FN vi dot(vi part, vi w, int32_t a) {
-    int8_t x[4];
-    memcpy(x, &a, 4);
+SIMD_FN vi dot(vi part, vi w, const void *a) {
+    const int8_t *x = a;
     for (int k = 0; k < 4; k++) {
-        part.q[k] = dot_pair(part.q[k], w.q[k] & 0x00ff00ff, x[0], x[2]);
-        part.q[k] = dot_pair(part.q[k], (simd_i4)((simd_u4)w.q[k] >> 8) & 0x00ff00ff, x[1], x[3]);
+        part.q[k] = dot_two(part.q[k], w.q[k] & 0x00ff00ff, x[0], x[2]);
+        part.q[k] = dot_two(part.q[k], (simd_i4)((simd_u4)w.q[k] >> 8) & 0x00ff00ff, x[1], x[3]);
     }
     return part;
 }
-SIMD_FN vi vi_madd16(vi a, vi b) {
-    int16_t x[2 * VLEN], y[2 * VLEN];
+SIMD_FN vi dot_pair(vi pairs, const void *a) {
+    int16_t x[2 * VLEN], y[2];
     int32_t r[VLEN];
-    memcpy(x, &a, sizeof x), memcpy(y, &b, sizeof y);
-    for (int i = 0; i < VLEN; i++) r[i] = x[2 * i] * y[2 * i] + x[2 * i + 1] * y[2 * i + 1];
+    memcpy(x, &pairs, sizeof x), memcpy(y, a, sizeof y);
+    for (int i = 0; i < VLEN; i++) r[i] = x[2 * i] * y[0] + x[2 * i + 1] * y[1];
     return vi_load(r);
 }
 SIMD_FN vi table_load(const int8_t t[16]) {

@@ -19,6 +19,7 @@ SIMD_FN void plain_pass(const int type, const int nc, const struct matmul_tile *
     tile_begin(nc, acc, t, c0);
     for (int64_t b = 0; b < t->n_block; b++, w += ROW_WORDS) {
         vf low, high;
+        simd_prefetch(w + t->ahead);
         if (type == QT_F32) low = vf_load((const float *)(const void *)w);
         if (type == QT_F16) vf_from_f16_pair(&low, &high, vi_load(w));
         if (type == QT_BF16) low = vf_bits(vi_shl(vi_load(w), 16)), high = vf_bits(vi_and(vi_load(w), vi_set1((int32_t)0xffff0000)));

@@ -31,6 +31,7 @@ struct matmul_tile {
     int n_row;     /* 1..16 rows to store */
     float *y;      /* column c, row r at y[c * y_stride + r] */
     int64_t y_stride;
+    ptrdiff_t ahead, next; /* what to prefetch: so many bytes after the words and after the scales at work */
     bool resume;       /* sums start from y (an earlier range of the same rows), else from 0 */
     const float *bias; /* ?[n_row], added at the end */
 };

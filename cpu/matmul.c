@@ -9,8 +9,9 @@
 enum {
     STREAM_TASK_BYTES = 128 << 10, /* weights of a task when they are read once: long enough for the prefetchers */
     REUSE_TASK_BYTES = 192 << 10,  /* when several column blocks use them: stays in the second-level cache */
-    PIECE_BYTES = 20 << 10,        /* activations of a column block that stay in the first-level cache */
+    PIECE_BYTES = 10 << 10,        /* activations of a column block that stay in the first-level cache */
     TASKS_PER_THREAD = 6,          /* at least, where there is enough work: evens out unequal threads */
+    PREFETCH_BYTES = 3072,         /* ahead of the weights at work, when all of a strip is read in one go */
     SMALL_PREPARE = 4096           /* elements that are not worth waking the pool for */
 };
 
@@ -111,6 +112,8 @@ static void run_tile(const struct product *p, int64_t strip, int64_t col_block, 
         .n_row = (int)min64(STRIP_ROWS, p->w.rows - row),
         .y = p->y + t0 * p->w.rows + row,
         .y_stride = p->w.rows,
+        .ahead = b0 == 0 && n_block == l->n_block ? PREFETCH_BYTES : (ptrdiff_t)l->strip_bytes,
+        .next = (ptrdiff_t)l->strip_bytes,
         .resume = b0 > 0,
         .bias = p->bias && b0 + n_block == l->n_block ? p->bias + row : NULL,
     });

@@ -19,6 +19,9 @@ enum { VLEN = 16 };
 
 #define SIMD_FN static inline __attribute__((always_inline, unused))
 
+/* Asks for the cache line at p; any address is allowed. */
+SIMD_FN void simd_prefetch(const void *p) { __builtin_prefetch(p, 0, 3); }
+
 #if defined(LH_ISA_avx512)
 
 typedef __m512 vf;

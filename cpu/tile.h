@@ -23,12 +23,6 @@ enum { TILE_COLS = 2 };
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-SIMD_FN int32_t four_bytes(const void *p) {
-    int32_t v;
-    memcpy(&v, p, 4);
-    return v;
-}
-
 /* sum[c] += the products of words k0..k0+n-1 of run (o, i) with the activations of column c. */
 SIMD_FN void dot_words(const int type, const int nc, vi *sum, const uint8_t *w, vi table, int o, const int i,
                        const struct xq *x, const int k0, const int n) {
@@ -39,16 +33,16 @@ SIMD_FN void dot_words(const int type, const int nc, vi *sum, const uint8_t *w, 
         vi v = unpack_word(type, w, table, o, i, k), a = vi_abs8(v);
         int in_step = (k - k0) % t.step;
         UNROLL for (int c = 0; c < nc; c++) {
-            int32_t b = four_bytes(x[c].q + 4 * k);
+            const int8_t *b = x[c].q + 4 * k;
             part[c] = t.is_signed ? dot_signed(v, a, b) : dot_unsigned(part[c], v, b, in_step == 0);
-            if (in_step == t.step - 1) sum[c] = vi_add(sum[c], vi_madd16(part[c], vi_set1(0x00010001)));
+            if (in_step == t.step - 1) sum[c] = dot_flush(sum[c], part[c]);
         }
     }
 #else
     (void)t;
     UNROLL for (int k = k0; k < k0 + n; k++) {
         vi v = unpack_word(type, w, table, o, i, k);
-        UNROLL for (int c = 0; c < nc; c++) sum[c] = dot(sum[c], v, four_bytes(x[c].q + 4 * k));
+        UNROLL for (int c = 0; c < nc; c++) sum[c] = dot(sum[c], v, x[c].q + 4 * k);
     }
 #endif
 }
@@ -63,7 +57,7 @@ SIMD_FN void tile_run(const int type, const int nc, vf *acc, const uint8_t *w, v
         /* The offset of the weights leaves as an integer: -off * (sum of the activations). */
         const int32_t pair = halves == 1 ? (-t.off & 0xffff) * 0x10001 : h ? -t.off * 0x10000 : -t.off & 0xffff;
         UNROLL for (int c = 0; c < nc; c++)
-            sum[c] = t.off ? vi_madd16(vi_set1(pair), vi_set1(four_bytes(x[c].sum))) : vi_zero();
+            sum[c] = t.off ? dot_pair(vi_set1(pair), x[c].sum) : vi_zero();
         dot_words(type, nc, sum, w, table, o, i, x, h * words, words);
         vf d = s->d[g * halves + h];
         UNROLL for (int c = 0; c < nc; c++) acc[c] = vf_fma(vf_mul(vf_from_vi(sum[c]), d), vf_set1(x[c].d), acc[c]);
@@ -71,24 +65,41 @@ SIMD_FN void tile_run(const int type, const int nc, vf *acc, const uint8_t *w, v
     if (t.min == MIN_RUN) UNROLL for (int c = 0; c < nc; c++) acc[c] = vf_fma(s->m[g], vf_set1(x[c].s), acc[c]);
     if (t.min == MIN_HALF)
         UNROLL for (int c = 0; c < nc; c++) {
-            vf sum = vf_from_vi(vi_madd16(s->pair[g], vi_set1(four_bytes(x[c].sum))));
+            vf sum = vf_from_vi(dot_pair(s->pair[g], x[c].sum));
             acc[c] = vf_fma(vf_mul(sum, s->m[0]), vf_set1(x[c].d), acc[c]);
         }
 }
 
 SIMD_FN void tile_begin(const int nc, vf *acc, const struct matmul_tile *t, int c0) {
-    UNROLL for (int c = 0; c < nc; c++)
-        acc[c] = t->resume ? vf_load_n(t->y + (c0 + c) * t->y_stride, t->n_row) : vf_zero();
+    const float *y = t->y + c0 * t->y_stride;
+    if (!t->resume) {
+        UNROLL for (int c = 0; c < nc; c++) acc[c] = vf_zero();
+    } else if (t->n_row == VLEN) {
+        UNROLL for (int c = 0; c < nc; c++) acc[c] = vf_load(y + c * t->y_stride);
+    } else {
+        UNROLL for (int c = 0; c < nc; c++) acc[c] = vf_load_n(y + c * t->y_stride, t->n_row);
+    }
 }
 
-SIMD_FN void tile_end(const int nc, const vf *acc, const struct matmul_tile *t, int c0) {
-    vf bias = t->bias ? vf_load_n(t->bias, t->n_row) : vf_zero();
-    UNROLL for (int c = 0; c < nc; c++) {
-        float *y = t->y + (c0 + c) * t->y_stride;
-        vf v = t->bias ? vf_add(acc[c], bias) : acc[c];
-        if (t->n_row == VLEN) vf_store(y, v);
-        else vf_store_n(y, v, t->n_row);
+SIMD_FN void tile_end(const int nc, vf *acc, const struct matmul_tile *t, int c0) {
+    float *y = t->y + c0 * t->y_stride;
+    if (t->bias) {
+        vf bias = vf_load_n(t->bias, t->n_row);
+        UNROLL for (int c = 0; c < nc; c++) acc[c] = vf_add(acc[c], bias);
     }
+    if (t->n_row == VLEN) {
+        UNROLL for (int c = 0; c < nc; c++) vf_store(y + c * t->y_stride, acc[c]);
+    } else {
+        UNROLL for (int c = 0; c < nc; c++) vf_store_n(y + c * t->y_stride, acc[c], t->n_row);
+    }
+}
+
+/* The share of run (o, i) in the prefetches of a block, spread because only a dozen or so can be under way. */
+SIMD_FN void tile_prefetch(const int type, const uint8_t *w, int o, const int i) {
+    const struct traits t = traits(type);
+    const int per_outer = (t.n_word + t.outer - 1) / t.outer;
+    UNROLL for (int k = i * per_outer / t.inner; k < (i + 1) * per_outer / t.inner; k++)
+        simd_prefetch(w + (size_t)(o * per_outer + k) * ROW_WORDS);
 }
 
 SIMD_FN void tile_pass(const int type, const int nc, const struct matmul_tile *t, int c0) {
@@ -100,9 +111,13 @@ SIMD_FN void tile_pass(const int type, const int nc, const struct matmul_tile *t
     tile_begin(nc, acc, t, c0);
     for (int64_t b = 0; b < t->n_block; b++) {
         struct scales s;
+        if (tr.scale_bytes) simd_prefetch(sc + t->next);
         unpack_scales(type, w, sc, &s);
         for (int o = 0; o < tr.outer; o++)
-            UNROLL for (int i = 0; i < tr.inner; i++, x += t->stride) tile_run(type, nc, acc, w, table, &s, o, i, x);
+            UNROLL for (int i = 0; i < tr.inner; i++, x += t->stride) {
+                tile_prefetch(type, w + t->ahead, o, i);
+                tile_run(type, nc, acc, w, table, &s, o, i, x);
+            }
         w += tr.n_word * ROW_WORDS, sc += tr.scale_bytes * VLEN;
     }
     tile_end(nc, acc, t, c0);
@@ -113,6 +128,7 @@ SIMD_FN void tile_columns(const int type, const struct matmul_tile *t) {
     int c = 0;
     for (; t->n_col - c >= TILE_COLS; c += TILE_COLS) tile_pass(type, TILE_COLS, t, c);
 #if defined(LH_ISA_avx512)
+    for (; t->n_col - c >= 8; c += 8) tile_pass(type, 8, t, c);
     for (; t->n_col - c >= 4; c += 4) tile_pass(type, 4, t, c);
     for (; t->n_col - c >= 2; c += 2) tile_pass(type, 2, t, c);
 #endif
