@@ -92,7 +92,7 @@ static size_t take(size_t *at, size_t bytes) {
 
 /* Lays out one worker's scratch at base (NULL: only the size). */
 static size_t worker_layout(struct worker_scratch *w, unsigned char *base, int dim) {
-    size_t at = 0, d = align_up((size_t)dim, 32), rows = BLOCK_ROWS, tiles = BLOCK_ROWS / 2;
+    size_t at = 0, d = align_up((size_t)dim, 32), rows = BLOCK_ROWS, tiles = ATTN_MAX_TILES;
     size_t packed = (rows / 4 + 1) * ATTN_TILE_MAX; /* the smallest tile has 4 rows, each is packed with 8 */
     struct worker_scratch none;
     if (!w) w = &none;
@@ -268,7 +268,8 @@ static void do_run(const struct attn_state *s, const struct attn_rows *b, int he
     int64_t first = run_first_page(j->layer, run), last = run_first_page(j->layer, run + 1) - 1;
     s->kern->clear(b);
     for (int64_t page = first > lo ? first : lo; page <= last && page <= hi; page++)
-        s->kern->page(b, kv_head(j->a->kv, j->a->il, page * KV_PAGE, head), page * KV_PAGE);
+        s->kern->page(b, kv_head(j->a->kv, j->a->il, page * KV_PAGE, head), kv_head(j->a->kv, j->a->il, (page + 1) * KV_PAGE, head),
+                      page * KV_PAGE);
 }
 
 /* o / l of a row to its place in the output. */

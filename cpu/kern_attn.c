@@ -13,7 +13,7 @@
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
-enum { TM = ATTN_TILE_MAX, K_I16 = 1000, WIDEN_FROM = 3, PANEL_POS = 32, PANEL_DIMS = 32 };
+enum { TM = ATTN_TILE_MAX, K_I16 = 1000, PANEL_F32 = 1001, WIDEN_FROM = 3, PANEL_POS = 32, PANEL_DIMS = 32 };
 
 /* Rows of a tile, and vectors side by side for r rows: 16 or more accumulators hide the latency of FMA, and two thirds of
  * the registers hold them. In the two-register build a vector is two registers. */
@@ -38,13 +38,15 @@ enum { TILE = 4 };
 struct k_src {
     const unsigned char *p, *s;
     size_t vec, step, s_vec, s_step;
+    ptrdiff_t ahead; /* what will be needed after this K lies this far on: its V */
 };
 
 static struct k_src k_page(const struct kv_layer *l, const unsigned char *head) {
     size_t dim = (size_t)l->head_dim_k;
     size_t e = l->type_k == QT_F32 ? 64 : l->type_k == QT_F16 || l->type_k == QT_BF16 ? 32 : 64;
     size_t steps = l->type_k == QT_Q8_0 ? dim / 4 : l->type_k == QT_Q4_0 ? dim / 8 : dim;
-    return (struct k_src){.p = head, .s = head + l->ks_off, .vec = steps * e, .step = e, .s_vec = dim / KV_BLOCK * 32, .s_step = 32};
+    return (struct k_src){.p = head, .s = head + l->ks_off, .vec = steps * e, .step = e, .s_vec = dim / KV_BLOCK * 32, .s_step = 32,
+                          .ahead = (ptrdiff_t)l->v_off};
 }
 
 INLINE vf load_plain(int type, const unsigned char *p) {
@@ -61,7 +63,10 @@ INLINE void score_plain(const int R, const int NV, const int type, const struct 
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < NV; v++) acc[r][v] = vf_zero();
     for (int d = 0; d < dim; d++, p += k->step, q += TM) {
         vf x[8];
-        UNROLL for (int v = 0; v < NV; v++) x[v] = load_plain(type, p + (size_t)v * k->vec);
+        UNROLL for (int v = 0; v < NV; v++) {
+            x[v] = load_plain(type, p + (size_t)v * k->vec);
+            if (type != PANEL_F32) __builtin_prefetch(p + (ptrdiff_t)((size_t)v * k->vec) + k->ahead, 0, 2);
+        }
         UNROLL for (int r = 0; r < R; r++) {
             vf y = vf_set1(q[r]);
             UNROLL for (int v = 0; v < NV; v++) acc[r][v] = vf_fma(y, x[v], acc[r][v]);
@@ -100,7 +105,10 @@ INLINE void score_quant(const int R, const int NV, const int type, const struct 
             sum[r][v] = type == QT_Q4_0 ? vi_set1(-8 * qsum[r]) : vi_zero();
         for (int w = 0; w < KV_BLOCK / 2 / pairs; w++, p += k->step, qi += pairs * TM) {
             vi x[8][4];
-            UNROLL for (int v = 0; v < NV; v++) unpack_pairs(type, x[v], p + (size_t)v * k->vec);
+            UNROLL for (int v = 0; v < NV; v++) {
+                unpack_pairs(type, x[v], p + (size_t)v * k->vec);
+                if (type != K_I16) __builtin_prefetch(p + (ptrdiff_t)((size_t)v * k->vec) + k->ahead, 0, 2);
+            }
             UNROLL for (int j = 0; j < pairs; j++) UNROLL for (int r = 0; r < R; r++) {
                 vi y = vi_set1(qi[j * TM + r]);
                 UNROLL for (int v = 0; v < NV; v++) sum[r][v] = vi_dp16(sum[r][v], x[v][j], y);
@@ -119,12 +127,12 @@ INLINE void score_quant(const int R, const int NV, const int type, const struct 
  * position where k starts. */
 INLINE void score_span(const int R, const int type, const struct attn_rows *b, int tile, const struct k_src *k, int from, int to,
                        int base) {
-    const int NV = type != QT_F32 && type != K_I16 ? K_VECS(R) : K_VECS(R) * VLEN > PANEL_POS ? PANEL_POS / VLEN : K_VECS(R);
+    const int NV = type != PANEL_F32 && type != K_I16 ? K_VECS(R) : K_VECS(R) * VLEN > PANEL_POS ? PANEL_POS / VLEN : K_VECS(R);
     int dim = b->layer->head_dim_k, step = NV * VLEN;
     float *s = b->s + (size_t)b->tile_row[tile] * KV_PAGE + base;
     size_t blocks = (size_t)tile * (size_t)(dim / KV_BLOCK) * TM;
     for (int first = from / step * step; first < to; first += step) {
-        if (type == QT_F32 || type == QT_F16 || type == QT_BF16)
+        if (type == QT_F32 || type == QT_F16 || type == QT_BF16 || type == PANEL_F32)
             score_plain(R, NV, type, k, b->q + (size_t)tile * (size_t)dim * TM, dim, s, first);
         else
             score_quant(R, NV, type, k, b->qi + (size_t)tile * (size_t)(dim / 2) * TM, b->qs + blocks, b->qsum + blocks, dim, s, first);
@@ -161,6 +169,9 @@ SCORE_FN(score_q8)
 #undef SCORE_TYPE
 #define SCORE_TYPE QT_Q4_0
 SCORE_FN(score_q4)
+#undef SCORE_TYPE
+#define SCORE_TYPE PANEL_F32
+SCORE_FN(score_panel)
 #undef SCORE_TYPE
 #define SCORE_TYPE K_I16
 SCORE_FN(score_i16)
@@ -235,13 +246,11 @@ static struct span tile_span(const struct attn_rows *b, int tile, int64_t pos) {
     return t;
 }
 
-static void scores(const struct attn_rows *b, const unsigned char *head, int64_t pos) {
+static void scores(const struct attn_rows *b, const unsigned char *head, const struct span *u) {
     struct k_src k = k_page(b->layer, head);
     if (b->n_tile < WIDEN_FROM) {
-        for (int t = 0; t < b->n_tile; t++) {
-            struct span u = tile_span(b, t, pos);
-            if (u.from < u.to) score_of(b->layer->type_k)(b, t, &k, u.from, u.to, 0);
-        }
+        for (int t = 0; t < b->n_tile; t++)
+            if (u[t].from < u[t].to) score_of(b->layer->type_k)(b, t, &k, u[t].from, u[t].to, 0);
         return;
     }
     bool quant = b->layer->type_k == QT_Q8_0 || b->layer->type_k == QT_Q4_0;
@@ -249,10 +258,9 @@ static void scores(const struct attn_rows *b, const unsigned char *head, int64_t
         struct k_src panel;
         bool wide = false;
         for (int t = 0; t < b->n_tile; t++) {
-            struct span u = tile_span(b, t, pos);
-            if (u.from >= first + PANEL_POS || u.to <= first || u.from >= u.to) continue;
+            if (u[t].from >= first + PANEL_POS || u[t].to <= first || u[t].from >= u[t].to) continue;
             if (!wide) panel = widen_k(b, &k, first), wide = true;
-            (quant ? score_i16 : score_f32)(b, t, &panel, 0, PANEL_POS, first);
+            (quant ? score_i16 : score_panel)(b, t, &panel, 0, PANEL_POS, first);
         }
     }
 }
@@ -265,30 +273,40 @@ static void mask_span(float *s, struct span row, struct span tile) {
     for (int i = row.to; i < (tile.to + VLEN - 1) / VLEN * VLEN; i++) s[i] = -INFINITY;
 }
 
-static void softmax_row(const struct attn_rows *b, int row, struct span r, struct span t) {
-    float *s = b->s + (size_t)row * KV_PAGE;
-    int first = t.from / VLEN * VLEN;
-    if (r.from >= r.to) { /* this row sees nothing of the page, others of its tile do */
-        for (int i = first; i < t.to; i += VLEN) vf_store(s + i, vf_zero());
-        b->alpha[row] = 1;
-        return;
+/* m, l, alpha of a tile's rows, and p in place of s. A row that sees nothing of the page, while others of its tile do, gets
+ * alpha 1 and p 0. */
+static void softmax_tile(const struct attn_rows *b, int tile, int64_t pos, struct span t) {
+    int row0 = b->tile_row[tile], n = b->tile_row[tile + 1] - row0, first = t.from / VLEN * VLEN;
+    float m[VLEN], alpha[VLEN] = {0};
+    for (int i = 0; i < n; i++) {
+        struct span r = row_span(b, row0 + i, pos);
+        float *s = b->s + (size_t)(row0 + i) * KV_PAGE;
+        m[i] = b->m[row0 + i];
+        if (r.from < r.to) {
+            if (r.from > first || r.to < t.to || t.to % VLEN) mask_span(s, r, t);
+            vf top = vf_load(s + first);
+            for (int j = first + VLEN; j < t.to; j += VLEN) top = vf_max(top, vf_load(s + j));
+            float most = vf_hmax(top);
+            m[i] = most > m[i] || most != most ? most : m[i];
+        } else {
+            for (int j = first; j < t.to; j += VLEN) vf_store(s + j, vf_set1(-INFINITY));
+        }
+        alpha[i] = m[i] == -INFINITY ? 0 : b->m[row0 + i] - m[i];
     }
-    mask_span(s, r, t);
-    vf top = vf_load(s + first);
-    for (int i = first + VLEN; i < t.to; i += VLEN) top = vf_max(top, vf_load(s + i));
-    float m = vf_hmax(top);
-    m = m > b->m[row] ? m : b->m[row];
-    float f[VLEN];
-    vf_store(f, vf_exp2_neg(vf_sub(vf_set1(b->m[row]), vf_set1(m))));
-    b->alpha[row] = f[0];
-    vf sum = vf_zero(), vm = vf_set1(m);
-    for (int i = first; i < t.to; i += VLEN) {
-        vf p = vf_exp2_neg(vf_sub(vf_load(s + i), vm));
-        vf_store(s + i, p);
-        sum = vf_add(sum, p);
+    vf_store(alpha, vf_exp2_neg(vf_load(alpha)));
+    for (int i = 0; i < n; i++) {
+        float *s = b->s + (size_t)(row0 + i) * KV_PAGE;
+        /* A row that has seen nothing yet: any finite m makes its p zero. */
+        vf sum = vf_zero(), vm = vf_set1(m[i] == -INFINITY ? 0 : m[i]);
+        for (int j = first; j < t.to; j += VLEN) {
+            vf p = vf_exp2_neg(vf_sub(vf_load(s + j), vm));
+            vf_store(s + j, p);
+            sum = vf_add(sum, p);
+        }
+        b->alpha[row0 + i] = alpha[i];
+        b->l[row0 + i] = b->l[row0 + i] * alpha[i] + vf_sum(sum);
+        b->m[row0 + i] = m[i];
     }
-    b->l[row] = b->l[row] * f[0] + vf_sum(sum);
-    b->m[row] = m;
 }
 
 /* --- outputs ----------------------------------------------------------------------------------------------------------- */
@@ -297,15 +315,16 @@ static void softmax_row(const struct attn_rows *b, int row, struct span r, struc
 struct v_src {
     const unsigned char *p;
     size_t block, half, row;
+    ptrdiff_t ahead; /* what will be needed after this V lies this far on: the next page's K */
     int narrow; /* column in a block of 16 dims, whose rows are half as long; -1: none */
 };
 
-static struct v_src v_page(const struct attn_rows *b, const unsigned char *head) {
+static struct v_src v_page(const struct attn_rows *b, const unsigned char *head, const unsigned char *next) {
     int type = b->layer->type_v, n_col = b->dim_o / VLEN;
     size_t half = type == QT_F32 ? 64 : type == QT_Q8_0 ? 16 : type == QT_Q4_0 ? 0 : 32;
     size_t row = type == QT_Q4_0 ? 16 : 2 * half;
     return (struct v_src){.p = head + b->layer->v_off, .block = row * KV_PAGE, .half = half, .row = row,
-                          .narrow = n_col % 2 ? n_col - 1 : -1};
+                          .ahead = next - (head + b->layer->v_off), .narrow = n_col % 2 ? n_col - 1 : -1};
 }
 
 INLINE vf load_v(const int type, const unsigned char *p, int odd) {
@@ -337,6 +356,7 @@ INLINE void out_cols(const int R, const int NC, const int type, const struct v_s
         vf x[4];
         UNROLL for (int c = 0; c < NC; c++) {
             x[c] = load_v(type, at[c], NC == 1 ? col % 2 : c % 2);
+            if (type != PANEL_F32) __builtin_prefetch(at[c] + v->ahead, 0, 2);
             at[c] += row;
         }
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int h = 0; h < (NC + 1) / 2; h++) {
@@ -416,6 +436,9 @@ OUT_FN(out_q8)
 #define OUT_TYPE QT_Q4_0
 OUT_FN(out_q4)
 #undef OUT_TYPE
+#define OUT_TYPE PANEL_F32
+OUT_FN(out_panel)
+#undef OUT_TYPE
 
 static out_fn out_of(int type) {
     switch (type) {
@@ -447,44 +470,38 @@ static struct v_src widen_v(const struct attn_rows *b, const struct v_src *v, in
     return (struct v_src){.p = (unsigned char *)b->panel, .block = 0, .half = VLEN * 4, .row = PANEL_DIMS * 4, .narrow = -1};
 }
 
-static void outputs(const struct attn_rows *b, const unsigned char *head, int64_t pos, struct span page) {
-    struct v_src v = v_page(b, head);
+static void outputs(const struct attn_rows *b, const unsigned char *head, const unsigned char *next, const struct span *u,
+                    struct span page) {
+    struct v_src v = v_page(b, head, next);
     int n_col = b->dim_o / VLEN;
     if (b->n_tile < WIDEN_FROM) {
-        for (int t = 0; t < b->n_tile; t++) {
-            struct span u = tile_span(b, t, pos);
-            if (u.from < u.to) out_of(b->layer->type_v)(b, t, &v, head, 0, n_col, u);
-        }
+        for (int t = 0; t < b->n_tile; t++)
+            if (u[t].from < u[t].to) out_of(b->layer->type_v)(b, t, &v, head, 0, n_col, u[t]);
         return;
     }
     for (int col = 0; col < n_col; col += 2) {
         int n = n_col - col < 2 ? 1 : 2;
         struct v_src panel = widen_v(b, &v, col, n, page);
-        for (int t = 0; t < b->n_tile; t++) {
-            struct span u = tile_span(b, t, pos);
-            if (u.from < u.to) out_f32(b, t, &panel, head, col, col + n, u);
-        }
+        for (int t = 0; t < b->n_tile; t++)
+            if (u[t].from < u[t].to) out_panel(b, t, &panel, head, col, col + n, u[t]);
     }
 }
 
 /* --- table ------------------------------------------------------------------------------------------------------------- */
 
-static void page(const struct attn_rows *b, const unsigned char *head, int64_t pos) {
-    struct span all = {KV_PAGE, 0};
+static void page(const struct attn_rows *b, const unsigned char *head, const unsigned char *next, int64_t pos) {
+    struct span u[ATTN_MAX_TILES], all = {KV_PAGE, 0};
     for (int t = 0; t < b->n_tile; t++) {
-        struct span u = tile_span(b, t, pos);
-        if (u.from >= u.to) continue;
-        all.from = u.from < all.from ? u.from : all.from;
-        all.to = u.to > all.to ? u.to : all.to;
+        u[t] = tile_span(b, t, pos);
+        if (u[t].from >= u[t].to) continue;
+        all.from = u[t].from < all.from ? u[t].from : all.from;
+        all.to = u[t].to > all.to ? u[t].to : all.to;
     }
     if (all.from >= all.to) return;
-    scores(b, head, pos);
-    for (int t = 0; t < b->n_tile; t++) {
-        struct span u = tile_span(b, t, pos);
-        if (u.from >= u.to) continue;
-        for (int row = b->tile_row[t]; row < b->tile_row[t + 1]; row++) softmax_row(b, row, row_span(b, row, pos), u);
-    }
-    outputs(b, head, pos, all);
+    scores(b, head, u);
+    for (int t = 0; t < b->n_tile; t++)
+        if (u[t].from < u[t].to) softmax_tile(b, t, pos, u[t]);
+    outputs(b, head, next, u, all);
 }
 
 static void pack_plain(struct attn_rows *b, int tile, int r, const float *q, float scale) {

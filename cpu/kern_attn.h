@@ -11,12 +11,12 @@
 #include "core/kv.h"
 #include "cpu/impl.h"
 
-enum { ATTN_TILE_MAX = 8 };
+enum { ATTN_TILE_MAX = 8, ATTN_MAX_TILES = 48 };
 
 /* A block of rows. All arrays belong to the worker and are 64-byte aligned. */
 struct attn_rows {
     const struct kv_layer *layer;
-    int n_row, n_tile;  /* tile i has rows tile_row[i] .. tile_row[i+1] */
+    int n_row, n_tile;  /* n_tile <= ATTN_MAX_TILES; tile i has rows tile_row[i] .. tile_row[i+1] */
     int dim_o;          /* head_dim_v rounded up to 16: row stride of o */
     int *tile_row;      /* [n_tile + 1] */
     int64_t *lo, *hi;   /* [n_row] allowed positions lo <= p < hi */
@@ -37,8 +37,9 @@ struct kern_attn {
     void (*pack)(struct attn_rows *b, int row, const float *q, float scale);
     /* o, m, l = nothing yet. */
     void (*clear)(const struct attn_rows *b);
-    /* Adds the page of `head` (address of the head in the page) that starts at position `pos`. */
-    void (*page)(const struct attn_rows *b, const unsigned char *head, int64_t pos);
+    /* Adds the page of `head` (address of the head in the page) that starts at position `pos`. next: the same head in
+     * the page after it, which is prefetched (any address does). */
+    void (*page)(const struct attn_rows *b, const unsigned char *head, const unsigned char *next, int64_t pos);
     /* (o, m, l)[n] of a row += (o2, m2, l2). */
     void (*merge)(float *o, float *m, float *l, const float *o2, float m2, float l2, int n);
     /* dst[n] = o / l. */
