@@ -44,6 +44,6 @@ fi
 xz -dc tests/data/texts/war-and-peace.txt.xz | sed -n '/^BOOK ONE: 1805/,$p' | sed '1,/^CHAPTER I$/d' |
     { head -c 24000; cat >/dev/null; } | sed '$d' >"$log/text"
 
-echo "== build/release/longhaul run -m $model -f TEXT -n 128 --temp 0 $*"
+echo "== build/release/longhaul run -m $model -f TEXT -n 128 -s 1 $*"
 echo "   ($(wc -w <"$log/text") words; what follows is the model's continuation)"
-build/release/longhaul run -m "$model" -f "$log/text" -n 128 --temp 0 "$@"
+build/release/longhaul run -m "$model" -f "$log/text" -n 128 -s 1 "$@"
