@@ -63,6 +63,8 @@ struct attn_state {
     size_t part_floats;
     struct job job;
     struct put_job put_job;
+    struct attn_rows *slots;  /* [n_slot] blocks packed for all their runs at once */
+    int n_slot;
     _Atomic int64_t bad;      /* smallest position whose result is not finite; INT64_MAX: none */
 };
 
@@ -90,34 +92,42 @@ static size_t take(size_t *at, size_t bytes) {
     return start;
 }
 
-/* Lays out one worker's scratch at base (NULL: only the size). */
-static size_t worker_layout(struct worker_scratch *w, unsigned char *base, int dim) {
-    size_t at = 0, d = align_up((size_t)dim, 32), rows = BLOCK_ROWS, tiles = ATTN_MAX_TILES;
-    size_t packed = (rows / 4 + 1) * ATTN_TILE_MAX; /* the smallest tile has 4 rows, each is packed with 8 */
-    struct worker_scratch none;
-    if (!w) w = &none;
-#define TAKE(field, count) w->field = (void *)(base + take(&at, sizeof *w->field * (count)))
-    TAKE(rows.tile_row, tiles + 1);
-    TAKE(rows.lo, rows);
-    TAKE(rows.hi, rows);
-    TAKE(rows.q, packed * d);
-    TAKE(rows.qs, packed * (d / KV_BLOCK));
-    TAKE(rows.qsum, packed * (d / KV_BLOCK));
-    TAKE(rows.s, rows * KV_PAGE);
-    TAKE(rows.ps, (size_t)2 * ATTN_TILE_MAX * KV_PAGE);
-    TAKE(rows.alpha, rows);
-    TAKE(rows.panel, 32 * (d > KV_PAGE ? d : KV_PAGE) + 32 * (d / KV_BLOCK));
-    TAKE(run_o, rows * d);
-    TAKE(run_m, rows);
-    TAKE(run_l, rows);
-    TAKE(sum_o, rows * d);
-    TAKE(sum_m, rows);
-    TAKE(sum_l, rows);
-    TAKE(tmp, KV_MAX_DIM);
-#undef TAKE
-    w->rows.qi = (int32_t *)w->rows.q; /* one or the other */
+#define TAKE(field, count) field = (void *)(base + take(&at, sizeof *field * (count)))
+
+/* Lays out the queries of a block at base (NULL: only the size). */
+static size_t queries_layout(struct attn_rows *b, unsigned char *base, int dim) {
+    size_t at = 0, d = align_up((size_t)dim, 32);
+    size_t packed = (BLOCK_ROWS / 4 + 1) * ATTN_TILE_MAX; /* the smallest tile has 4 rows, each is packed with 8 */
+    TAKE(b->tile_row, ATTN_MAX_TILES + 1);
+    TAKE(b->lo, BLOCK_ROWS);
+    TAKE(b->hi, BLOCK_ROWS);
+    TAKE(b->q, packed * d);
+    TAKE(b->qs, packed * (d / KV_BLOCK));
+    TAKE(b->qsum, packed * (d / KV_BLOCK));
+    b->qi = (int32_t *)b->q; /* one or the other */
     return at;
 }
+
+/* One worker's scratch. */
+static size_t worker_layout(struct worker_scratch *w, unsigned char *base, int dim) {
+    size_t d = align_up((size_t)dim, 32), rows = BLOCK_ROWS, at = queries_layout(&w->rows, base, dim);
+    TAKE(w->rows.s, rows * KV_PAGE);
+    TAKE(w->rows.ps, (size_t)2 * ATTN_TILE_MAX * KV_PAGE);
+    TAKE(w->rows.alpha, rows);
+    TAKE(w->rows.panel, 32 * (d > KV_PAGE ? d : KV_PAGE) + 32 * (d / KV_BLOCK));
+    TAKE(w->run_o, rows * d);
+    TAKE(w->run_m, rows);
+    TAKE(w->run_l, rows);
+    TAKE(w->sum_o, rows * d);
+    TAKE(w->sum_m, rows);
+    TAKE(w->sum_l, rows);
+    TAKE(w->tmp, KV_MAX_DIM);
+    return at;
+}
+#undef TAKE
+
+/* Blocks of SPLIT_TOKENS tokens of all heads: at most one of a KV head is not full. */
+static int slot_count(const struct ops_limits *l) { return l->n_kv + SPLIT_TOKENS * l->n_head / BLOCK_ROWS; }
 
 static size_t part_floats(const struct ops_limits *l) {
     struct kv_layer plain = {.window = 0};
@@ -126,8 +136,11 @@ static size_t part_floats(const struct ops_limits *l) {
 }
 
 size_t attn_scratch_bytes(const struct cpu_opts *o) {
-    if (!o->limits.n_head) return 0;
-    return (size_t)o->n_thread * worker_layout(NULL, NULL, o->limits.head_dim) + sizeof(float) * part_floats(&o->limits);
+    const struct ops_limits *l = &o->limits;
+    struct worker_scratch w;
+    if (!l->n_head) return 0;
+    return (size_t)o->n_thread * worker_layout(&w, NULL, l->head_dim) +
+           (size_t)slot_count(l) * queries_layout(&w.rows, NULL, l->head_dim) + sizeof(float) * part_floats(l);
 }
 
 static int kv_put(struct ops *ops, struct kv *kv, int il, int64_t pos0, int n_tok, const float *k, const float *v);
@@ -143,13 +156,17 @@ int attn_open(struct cpu *c) {
     s->put = kern_kv_pick(c->opts.isa);
     const struct ops_limits *l = &c->opts.limits;
     if (l->head_dim > KV_MAX_DIM) return err_set(ERR_UNSUPPORTED, "head size %d is above %d", l->head_dim, KV_MAX_DIM);
-    size_t bytes = attn_scratch_bytes(&c->opts), one = worker_layout(NULL, NULL, l->head_dim);
+    s->n_slot = slot_count(l);
     s->w = calloc((size_t)c->opts.n_thread, sizeof *s->w);
-    if (!bytes) return s->w ? 0 : err_set(ERR_NOMEM, "attention: out of memory");
-    s->mem = s->w ? mem_alloc(bytes, 64, "attention scratch") : NULL;
-    if (!s->mem) return err_set(ERR_NOMEM, "attention: cannot allocate %zu bytes of scratch", bytes);
-    for (int i = 0; i < c->opts.n_thread; i++) worker_layout(&s->w[i], s->mem + (size_t)i * one, l->head_dim);
-    s->part = (float *)(s->mem + (size_t)c->opts.n_thread * one);
+    s->slots = calloc((size_t)s->n_slot + 1, sizeof *s->slots);
+    if (!s->w || !s->slots) return err_set(ERR_NOMEM, "attention: out of memory");
+    if (!l->n_head) return 0;
+    s->mem = mem_alloc(attn_scratch_bytes(&c->opts), 64, "attention scratch");
+    if (!s->mem) return ERR_NOMEM;
+    unsigned char *at = s->mem;
+    for (int i = 0; i < c->opts.n_thread; i++) at += worker_layout(&s->w[i], at, l->head_dim);
+    for (int i = 0; i < s->n_slot; i++) at += queries_layout(&s->slots[i], at, l->head_dim);
+    s->part = (float *)at;
     s->part_floats = part_floats(l);
     return 0;
 }
@@ -158,6 +175,7 @@ void attn_close(struct cpu *c) {
     if (!c->attn) return;
     mem_free(c->attn->mem);
     free(c->attn->w);
+    free(c->attn->slots);
     free(c->attn);
     c->attn = NULL;
 }
@@ -237,10 +255,9 @@ static int kv_put(struct ops *ops, struct kv *kv, int il, int64_t pos0, int n_to
 /* --- attention --------------------------------------------------------------------------------------------------------- */
 
 /* Rows first .. first + n of KV head `head`: limits and packed queries. */
-static void load_rows(const struct attn_state *s, struct worker_scratch *w, int head, int first, int n) {
+static void load_rows(const struct attn_state *s, struct attn_rows *b, float *tmp, int head, int first, int n) {
     const struct job *j = &s->job;
     const struct attn_args *a = j->a;
-    struct attn_rows *b = &w->rows;
     int dim = j->layer->head_dim_k;
     b->layer = j->layer;
     b->n_row = n;
@@ -253,9 +270,9 @@ static void load_rows(const struct attn_state *s, struct worker_scratch *w, int 
         b->lo[i] = a->window && b->hi[i] > a->window ? b->hi[i] - a->window : 0;
         const float *q = a->q + ((size_t)tok * (size_t)a->n_head + (size_t)h) * (size_t)dim;
         if (j->layer->rotate_k) {
-            memcpy(w->tmp, q, sizeof *q * (size_t)dim);
-            kv_rotate(w->tmp, dim);
-            q = w->tmp;
+            memcpy(tmp, q, sizeof *q * (size_t)dim);
+            kv_rotate(tmp, dim);
+            q = tmp;
         }
         s->kern->pack(b, i, q, a->scale);
     }
@@ -292,8 +309,8 @@ static void block_task(void *arg, int task, int worker) {
     struct worker_scratch *w = &s->w[worker];
     int head = task % j->layer->n_kv, first = (j->n_block - 1 - task / j->layer->n_kv) * j->block_rows;
     int n = j->n_row - first < j->block_rows ? j->n_row - first : j->block_rows;
-    load_rows(s, w, head, first, n);
     struct attn_rows *b = &w->rows;
+    load_rows(s, b, w->tmp, head, first, n);
     b->o = w->sum_o, b->m = w->sum_m, b->l = w->sum_l;
     s->kern->clear(b);
     b->o = w->run_o, b->m = w->run_m, b->l = w->run_l;
@@ -314,18 +331,27 @@ static float *part_at(const struct attn_state *s, int run, int head, int row) {
     return s->part + (((size_t)run * (size_t)j->layer->n_kv + (size_t)head) * (size_t)j->n_row + (size_t)row) * (size_t)(j->dim_o + 2);
 }
 
-/* Few rows: a task is one run of one block; its (o, m, l) is kept. */
+/* Few rows: the queries of each block are packed first, */
+static void pack_task(void *arg, int task, int worker) {
+    struct attn_state *s = arg;
+    const struct job *j = &s->job;
+    int head = task % j->layer->n_kv, first = task / j->layer->n_kv * j->block_rows;
+    int n = j->n_row - first < j->block_rows ? j->n_row - first : j->block_rows;
+    load_rows(s, &s->slots[task], s->w[worker].tmp, head, first, n);
+}
+
+/* then a task is one run of one block; its (o, m, l) is kept. */
 static void run_task(void *arg, int task, int worker) {
     struct attn_state *s = arg;
     const struct job *j = &s->job;
     struct worker_scratch *w = &s->w[worker];
-    int head = task % j->layer->n_kv, rest = task / j->layer->n_kv, run = rest / j->n_block;
-    int first = rest % j->n_block * j->block_rows;
-    int n = j->n_row - first < j->block_rows ? j->n_row - first : j->block_rows;
-    load_rows(s, w, head, first, n);
-    w->rows.o = w->run_o, w->rows.m = w->run_m, w->rows.l = w->run_l;
-    do_run(s, &w->rows, head, j->run_first + run);
-    for (int i = 0; i < n; i++) {
+    int n_slot = j->layer->n_kv * j->n_block, slot = task % n_slot, run = task / n_slot;
+    int head = slot % j->layer->n_kv, first = slot / j->layer->n_kv * j->block_rows;
+    struct attn_rows b = s->slots[slot];
+    b.s = w->rows.s, b.ps = w->rows.ps, b.alpha = w->rows.alpha, b.panel = w->rows.panel;
+    b.o = w->run_o, b.m = w->run_m, b.l = w->run_l;
+    do_run(s, &b, head, j->run_first + run);
+    for (int i = 0; i < b.n_row; i++) {
         float *p = part_at(s, run, head, first + i);
         memcpy(p, w->run_o + (size_t)i * (size_t)j->dim_o, sizeof *p * (size_t)j->dim_o);
         p[j->dim_o] = w->run_m[i];
@@ -367,7 +393,8 @@ static int check_args(const struct cpu *c, const struct attn_args *a) {
 /* Whether every run becomes a task. Results are the same either way. */
 static bool split_runs(const struct attn_state *s, const struct job *j, int n_thread) {
     size_t need = (size_t)j->n_run * (size_t)j->layer->n_kv * (size_t)j->n_row * (size_t)(j->dim_o + 2);
-    return j->n_run > 1 && j->layer->n_kv * j->n_block < TASKS_PER_THREAD * n_thread && need <= s->part_floats;
+    int blocks = j->layer->n_kv * j->n_block;
+    return j->n_run > 1 && blocks < TASKS_PER_THREAD * n_thread && blocks <= s->n_slot && need <= s->part_floats;
 }
 
 static int attn(struct ops *ops, const struct attn_args *a) {
@@ -388,6 +415,7 @@ static int attn(struct ops *ops, const struct attn_args *a) {
     j->n_run = (int)(run_of_page(l, (a->pos0 + a->n_tok - 1) / KV_PAGE) - j->run_first + 1);
     atomic_store(&s->bad, INT64_MAX);
     if (split_runs(s, j, pool_threads(c->pool))) {
+        pool_run(c->pool, pack_task, s, l->n_kv * j->n_block);
         pool_run(c->pool, run_task, s, l->n_kv * j->n_block * j->n_run);
         pool_run(c->pool, merge_task, s, (l->n_kv * j->n_row + MERGE_ROWS - 1) / MERGE_ROWS);
     } else {

@@ -331,6 +331,11 @@ INLINE vf load_v(const int type, const unsigned char *p, int odd) {
     if (type == QT_Q8_0) return vf_from_i8((const int8_t *)p);
     if (type == QT_Q4_0) {
         vi w = vi_from_u8(p);
+#if defined(LH_ISA_avx512)
+        /* The low four bits of an index choose: mask, conversion and offset in one. */
+        vf code = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+        return _mm512_permutexvar_ps(odd ? vi_shr(w, 4) : w, code);
+#endif
         return vf_sub(vf_from_vi(odd ? vi_shr(w, 4) : vi_and(w, vi_set1(15))), vf_set1(8));
     }
     return load_plain(type, p);
