@@ -2,7 +2,8 @@
  * Private to cpu/kern_matmul_*.c.
  *
  * A "word vector" is a vi: in lane r, four weights of row r as bytes. dot() adds their products with the four activations
- * at `a`, the same ones in all lanes; dot_pair() multiplies pairs of 16 bits with the pair at `a`. Weights are unsigned (at most 255), or signed where SIGNED_BYTES is 1.
+ * at `a`, the same ones in all lanes; dot_pair() adds the products of pairs of 16 bits with the
+ * pair at `a`. Weights are unsigned (at most 255), or signed where SIGNED_BYTES is 1.
  * AVX2 has only a product that adds pairs of u8 * i8 in 16 bits, so its running sum `part` stays in 16 bits for as many
  * words as cannot overflow and then is flushed to 32 bits:
  *   weights <= 15: 8 words (8 * 2 * 15 * 127 = 30480); <= 31: 4 words; <= 63: 2 words; signed: 1 word.
@@ -24,10 +25,9 @@ SIMD_FN vi dot(vi part, vi w, const void *a) {
     __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(part) : "v"(w), "m"(*(const dot_i32 *)a));
     return part;
 }
-SIMD_FN vi dot_pair(vi pairs, const void *a) {
-    vi r = _mm512_setzero_si512();
-    __asm__("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(r) : "v"(pairs), "m"(*(const dot_i32 *)a));
-    return r;
+SIMD_FN vi dot_pair(vi sum, vi pairs, const void *a) {
+    __asm__("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(pairs), "m"(*(const dot_i32 *)a));
+    return sum;
 }
 SIMD_FN vi table_load(const int8_t t[16]) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)t)); }
 SIMD_FN vi table_bytes(vi table, vi index) { return _mm512_shuffle_epi8(table, index); }
@@ -80,9 +80,10 @@ SIMD_FN vi dot_flush(vi sum, vi part) {
     return SIMD_VI(_mm256_add_epi32(sum.a, _mm256_madd_epi16(part.a, one)),
                    _mm256_add_epi32(sum.b, _mm256_madd_epi16(part.b, one)));
 }
-SIMD_FN vi dot_pair(vi pairs, const void *a) {
+SIMD_FN vi dot_pair(vi sum, vi pairs, const void *a) {
     __m256i v = dot_broadcast(a);
-    return SIMD_VI(_mm256_madd_epi16(pairs.a, v), _mm256_madd_epi16(pairs.b, v));
+    return SIMD_VI(_mm256_add_epi32(sum.a, _mm256_madd_epi16(pairs.a, v)),
+                   _mm256_add_epi32(sum.b, _mm256_madd_epi16(pairs.b, v)));
 }
 SIMD_FN vi table_load(const int8_t t[16]) {
     __m256i v = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)t));
@@ -136,11 +137,11 @@ SIMD_FN vi dot(vi part, vi w, const void *a) {
     }
     return part;
 }
-SIMD_FN vi dot_pair(vi pairs, const void *a) {
+SIMD_FN vi dot_pair(vi sum, vi pairs, const void *a) {
     int16_t x[2 * VLEN], y[2];
     int32_t r[VLEN];
-    memcpy(x, &pairs, sizeof x), memcpy(y, a, sizeof y);
-    for (int i = 0; i < VLEN; i++) r[i] = x[2 * i] * y[0] + x[2 * i + 1] * y[1];
+    memcpy(x, &pairs, sizeof x), memcpy(y, a, sizeof y), memcpy(r, &sum, sizeof r);
+    for (int i = 0; i < VLEN; i++) r[i] += x[2 * i] * y[0] + x[2 * i + 1] * y[1];
     return vi_load(r);
 }
 SIMD_FN vi table_load(const int8_t t[16]) {

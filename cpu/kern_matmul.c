@@ -3,50 +3,72 @@
 
 #include "cpu/tile.h"
 
-/* Most columns in one pass: here all but three registers hold sums. */
+/* Most columns in one pass. AVX-512 works on two strips at once, so that each broadcast activation serves two products:
+ * a broadcast for every product would keep the load ports busier than the multipliers. */
 #if defined(LH_ISA_avx512)
-enum { PLAIN_COLS = 14 };
+enum { PLAIN_COLS = 12, PLAIN_STRIPS = 2 };
 #elif defined(LH_ISA_avx2)
-enum { PLAIN_COLS = 6 };
+enum { PLAIN_COLS = 6, PLAIN_STRIPS = 1 };
 #else
-enum { PLAIN_COLS = 2 };
+enum { PLAIN_COLS = 2, PLAIN_STRIPS = 1 };
 #endif
 
-SIMD_FN void plain_pass(const int type, const int nc, const struct matmul_tile *t, int c0) {
+/* Elements 2b and 2b + 1 of 16 rows. */
+SIMD_FN void widen_word(const int type, vf *low, vf *high, const uint8_t *w) {
+    if (type == QT_F16) {
+        vf_from_f16_pair(low, high, vi_load(w));
+    } else {
+        *low = vf_bits(vi_shl(vi_load(w), 16));
+        *high = vf_bits(vi_and(vi_load(w), vi_set1((int32_t)0xffff0000)));
+    }
+}
+
+SIMD_FN void plain_pass(const int type, const int ns, const int nc, const struct matmul_tile *t, int c0) {
     const uint8_t *w = t->words;
     const float *x = (const float *)t->x + c0;
-    vf acc[PLAIN_COLS];
-    tile_begin(nc, acc, t, c0);
+    vf acc[PLAIN_STRIPS][PLAIN_COLS];
+    UNROLL for (int s = 0; s < ns; s++) tile_begin(nc, acc[s], tile_out(t, s * VLEN, c0));
     for (int64_t b = 0; b < t->n_block; b++, w += ROW_WORDS) {
-        vf low, high;
-        simd_prefetch(w + t->ahead);
-        if (type == QT_F32) low = vf_load((const float *)(const void *)w);
-        if (type == QT_F16) vf_from_f16_pair(&low, &high, vi_load(w));
-        if (type == QT_BF16) low = vf_bits(vi_shl(vi_load(w), 16)), high = vf_bits(vi_and(vi_load(w), vi_set1((int32_t)0xffff0000)));
-        UNROLL for (int c = 0; c < nc; c++) acc[c] = vf_fma(low, vf_set1(x[c]), acc[c]);
+        vf low[PLAIN_STRIPS], high[PLAIN_STRIPS];
+        UNROLL for (int s = 0; s < ns; s++) {
+            simd_prefetch(w + s * t->second + t->ahead);
+            if (type == QT_F32) low[s] = vf_load((const float *)(const void *)(w + s * t->second));
+            else widen_word(type, &low[s], &high[s], w + s * t->second);
+        }
+        UNROLL for (int c = 0; c < nc; c++)
+            UNROLL for (int s = 0; s < ns; s++) acc[s][c] = vf_fma(low[s], vf_set1(x[c]), acc[s][c]);
         x += t->stride;
         if (type == QT_F32) continue;
-        UNROLL for (int c = 0; c < nc; c++) acc[c] = vf_fma(high, vf_set1(x[c]), acc[c]);
+        UNROLL for (int c = 0; c < nc; c++)
+            UNROLL for (int s = 0; s < ns; s++) acc[s][c] = vf_fma(high[s], vf_set1(x[c]), acc[s][c]);
         x += t->stride;
     }
-    tile_end(nc, acc, t, c0);
+    UNROLL for (int s = 0; s < ns; s++) tile_end(nc, acc[s], tile_out(t, s * VLEN, c0));
 }
 
-SIMD_FN void plain_columns(const int type, const struct matmul_tile *t) {
+SIMD_FN void plain_columns(const int type, const int ns, const struct matmul_tile *t) {
     int c = 0;
-    for (; t->n_col - c >= PLAIN_COLS; c += PLAIN_COLS) plain_pass(type, PLAIN_COLS, t, c);
-    if (PLAIN_COLS > 8) for (; t->n_col - c >= 8; c += 8) plain_pass(type, 8, t, c);
-    if (PLAIN_COLS > 4) for (; t->n_col - c >= 4; c += 4) plain_pass(type, 4, t, c);
-    for (; t->n_col - c >= 2; c += 2) plain_pass(type, 2, t, c);
-    for (; t->n_col - c >= 1; c += 1) plain_pass(type, 1, t, c);
+    for (; t->n_col - c >= PLAIN_COLS; c += PLAIN_COLS) plain_pass(type, ns, PLAIN_COLS, t, c);
+    if (PLAIN_COLS > 4) for (; t->n_col - c >= 4; c += 4) plain_pass(type, ns, 4, t, c);
+    for (; t->n_col - c >= 2; c += 2) plain_pass(type, ns, 2, t, c);
+    for (; t->n_col - c >= 1; c += 1) plain_pass(type, ns, 1, t, c);
 }
 
-#define PLAIN_DEFINE(name)                                                                                             \
-    void MATMUL_TILE(name)(const struct matmul_tile *t) { plain_columns(QT_##name, t); }
+void MATMUL_TILE(F16)(const struct matmul_tile *t) { plain_columns(QT_F16, 1, t); }
+void MATMUL_TILE(BF16)(const struct matmul_tile *t) { plain_columns(QT_BF16, 1, t); }
+void MATMUL_TILE(F32)(const struct matmul_tile *t) {
+    if (PLAIN_STRIPS == 2 && t->n_row > VLEN) plain_columns(QT_F32, PLAIN_STRIPS, t);
+    else plain_columns(QT_F32, 1, t);
+}
 
-PLAIN_DEFINE(F32)
-PLAIN_DEFINE(F16)
-PLAIN_DEFINE(BF16)
+static void widen(float *dst, int type, const uint8_t *words, int64_t n_block) {
+    for (int64_t b = 0; b < n_block; b++, words += ROW_WORDS, dst += 2 * VLEN) {
+        vf low, high;
+        if (type == QT_F16) widen_word(QT_F16, &low, &high, words);
+        else widen_word(QT_BF16, &low, &high, words);
+        vf_store(dst, low), vf_store(dst + VLEN, high);
+    }
+}
 
 /* Magnitudes are compared as integers, so that a NaN is the largest of all and reaches d. */
 static void quantize_block(struct xq *b, const float *x) {
@@ -74,5 +96,7 @@ const struct kern_matmul KERN_SYM(kern_matmul) = {
         QUANT_LIST(X)
 #undef X
     },
+    .plain_strips = PLAIN_STRIPS,
+    .widen = widen,
     .quantize = quantize,
 };

@@ -12,6 +12,9 @@ enum {
     PIECE_BYTES = 10 << 10,        /* activations of a column block that stay in the first-level cache */
     TASKS_PER_THREAD = 6,          /* at least, where there is enough work: evens out unequal threads */
     PREFETCH_BYTES = 3072,         /* ahead of the weights at work, when all of a strip is read in one go */
+    PANEL_FLOATS = 64 << 10,       /* per worker: 16-bit weights widened for many columns */
+    PLAIN_STRIPS = 16,             /* of a task then */
+    PLAIN_BLOCKS = 3,              /* column blocks from which that pays */
     SMALL_PREPARE = 4096           /* elements that are not worth waking the pool for */
 };
 
@@ -81,7 +84,8 @@ static void cut_product(const struct cpu *c, struct product *p, int64_t job_stri
     int64_t n_block = div_up(p->n_tok, p->width), strip_bytes = (int64_t)p->l.strip_bytes;
     int64_t want = (int64_t)TASKS_PER_THREAD * pool_threads(c->pool);
     int64_t bytes = n_block == 1 ? STREAM_TASK_BYTES : REUSE_TASK_BYTES;
-    p->strips = max64(1, min64(bytes / strip_bytes, job_strips / want));
+    int64_t most = matmul_is_plain(p->w.type) && n_block >= PLAIN_BLOCKS ? PLAIN_STRIPS : bytes / strip_bytes;
+    p->strips = max64(1, min64(most, job_strips / want));
     p->cols = n_block;
     int64_t tasks = div_up(job_strips, p->strips);
     if (tasks < want) p->cols = max64(1, n_block / div_up(want, tasks));
@@ -94,17 +98,17 @@ static int64_t piece_blocks(const struct product *p, int64_t n_col_block) {
     return max64(1, PIECE_BYTES / ((int64_t)block_x_bytes(p->w.type) * p->width));
 }
 
-static void run_tile(const struct product *p, int64_t strip, int64_t col_block, int64_t b0, int64_t n_block) {
+static struct matmul_tile tile_of(const struct product *p, int64_t strip, int64_t col_block, int64_t b0, int64_t n_block) {
     const struct strip_layout *l = &p->l;
     const uint8_t *base = (const uint8_t *)p->w.data + (size_t)strip * l->strip_bytes;
-    int64_t t0 = col_block * p->width;
-    size_t token = matmul_token_bytes(p->w.type, p->w.cols);
+    int64_t t0 = col_block * p->width, row = strip * STRIP_ROWS;
     int stride = (int)min64(p->width, p->n_tok - t0);
-    const uint8_t *x = (const uint8_t *)p->x + (size_t)t0 * token;
-    int64_t row = strip * STRIP_ROWS;
-    p->tile(&(struct matmul_tile){
+    const uint8_t *x = (const uint8_t *)p->x + (size_t)t0 * matmul_token_bytes(p->w.type, p->w.cols);
+    bool whole = n_block == l->n_block;
+    return (struct matmul_tile){
         .words = base + (size_t)b0 * (size_t)l->n_word * 4 * STRIP_ROWS,
         .scales = base + l->scales_off + (size_t)b0 * (size_t)l->scale_bytes * STRIP_ROWS,
+        .second = (ptrdiff_t)l->strip_bytes,
         .n_block = n_block,
         .x = x + (size_t)b0 * block_x_bytes(p->w.type) * (size_t)stride,
         .stride = stride,
@@ -112,20 +116,48 @@ static void run_tile(const struct product *p, int64_t strip, int64_t col_block, 
         .n_row = (int)min64(STRIP_ROWS, p->w.rows - row),
         .y = p->y + t0 * p->w.rows + row,
         .y_stride = p->w.rows,
-        .ahead = b0 == 0 && n_block == l->n_block ? PREFETCH_BYTES : (ptrdiff_t)l->strip_bytes,
+        .ahead = whole ? PREFETCH_BYTES : (ptrdiff_t)l->strip_bytes,
         .next = (ptrdiff_t)l->strip_bytes,
         .resume = b0 > 0,
         .bias = p->bias && b0 + n_block == l->n_block ? p->bias + row : NULL,
-    });
+    };
+}
+
+/* Plain weights and many column blocks: piece by piece of the rows, so that the pieces of all strips of the task stay in
+ * the second-level cache while the column blocks pass. 16-bit pieces are widened to f32 first. */
+static void run_plain(const struct matmul_state *m, const struct product *p, int64_t s0, int64_t s1, int64_t c0, int64_t c1,
+                      int worker) {
+    float *panel = m->panels + (size_t)worker * PANEL_FLOATS;
+    bool narrow = p->w.type != QT_F32;
+    int step = m->kern->plain_strips;
+    int64_t piece = piece_blocks(p, c1 - c0);
+    if (narrow) piece = min64(piece, PANEL_FLOATS / (2 * STRIP_ROWS * (s1 - s0)));
+    for (int64_t b = 0; b < p->l.n_block; b += piece) {
+        int64_t n = min64(piece, p->l.n_block - b), floats = 2 * n * STRIP_ROWS;
+        for (int64_t s = s0; s < s1 && narrow; s++)
+            m->kern->widen(panel + (s - s0) * floats, p->w.type, tile_of(p, s, c0, b, n).words, n);
+        for (int64_t cb = c0; cb < c1; cb++)
+            for (int64_t s = s0; s < s1; s += step) {
+                struct matmul_tile t = tile_of(p, s, cb, b, n);
+                if (narrow) {
+                    t.words = (const uint8_t *)(panel + (s - s0) * floats);
+                    t.n_block = 2 * n;
+                    t.second = floats * (int64_t)sizeof(float);
+                }
+                t.ahead = t.second * step;
+                if (step == 2 && s + 1 < s1) t.n_row = (int)min64(2 * STRIP_ROWS, p->w.rows - s * STRIP_ROWS);
+                m->kern->tile[QT_F32](&t);
+            }
+    }
 }
 
 struct products_job {
+    const struct matmul_state *m;
     struct product *p;
     int n;
 };
 
 static void products_task(void *arg, int task, int worker) {
-    (void)worker;
     const struct products_job *j = arg;
     int lo = 0, hi = j->n - 1; /* last product whose first task is not after this one */
     while (lo < hi) {
@@ -137,10 +169,17 @@ static void products_task(void *arg, int task, int worker) {
     task -= p->first_task;
     int64_t s0 = task / p->n_col_task * p->strips, s1 = min64(p->l.n_strip, s0 + p->strips);
     int64_t c0 = task % p->n_col_task * p->cols, c1 = min64(div_up(p->n_tok, p->width), c0 + p->cols);
+    if (matmul_is_plain(p->w.type) && c1 - c0 >= PLAIN_BLOCKS) {
+        run_plain(j->m, p, s0, s1, c0, c1, worker);
+        return;
+    }
     int64_t piece = piece_blocks(p, c1 - c0);
     for (int64_t cb = c0; cb < c1; cb++)
         for (int64_t b = 0; b < p->l.n_block; b += piece)
-            for (int64_t s = s0; s < s1; s++) run_tile(p, s, cb, b, min64(piece, p->l.n_block - b));
+            for (int64_t s = s0; s < s1; s++) {
+                struct matmul_tile t = tile_of(p, s, cb, b, min64(piece, p->l.n_block - b));
+                p->tile(&t);
+            }
 }
 
 int products_run(struct cpu *c, struct product *p, int n) {
@@ -164,7 +203,7 @@ int products_run(struct cpu *c, struct product *p, int n) {
         m++;
     }
     if (n_task > INT32_MAX) return err_set(ERR_ARG, "matmul: %lld tasks", (long long)n_task);
-    struct products_job j = {p, m};
+    struct products_job j = {c->matmul, p, m};
     if (n_task) pool_run(c->pool, products_task, &j, (int)n_task);
     return 0;
 }
@@ -262,9 +301,12 @@ static size_t plain_bytes(const struct cpu_opts *o) {
     return size_mul3((size_t)chunk_tokens(o), (size_t)o->limits.cols + 1, sizeof(float));
 }
 
+static size_t panel_bytes(const struct cpu_opts *o) { return size_mul3((size_t)o->n_thread, PANEL_FLOATS, sizeof(float)); }
+
 size_t matmul_scratch_bytes(const struct cpu_opts *o) {
     size_t sum = sizeof(struct matmul_state);
     if (!size_add(&sum, sum, quantised_bytes(o)) || !size_add(&sum, sum, plain_bytes(o)) ||
+        !size_add(&sum, sum, panel_bytes(o)) ||
         !size_add(&sum, sum, experts_scratch_bytes(o)))
         return SIZE_MAX;
     return sum;
@@ -278,7 +320,8 @@ int matmul_open(struct cpu *c) {
     s->n_tok = chunk_tokens(&c->opts);
     s->quantised = mem_alloc(quantised_bytes(&c->opts), 64, "quantised activations");
     s->plain = mem_alloc(plain_bytes(&c->opts), 64, "activations");
-    int rc = s->quantised && s->plain ? experts_open(c, s) : ERR_NOMEM;
+    s->panels = mem_alloc(panel_bytes(&c->opts), 64, "widened weights");
+    int rc = s->quantised && s->plain && s->panels ? experts_open(c, s) : ERR_NOMEM;
     if (rc) {
         matmul_close(c);
         return rc;
@@ -291,6 +334,7 @@ int matmul_open(struct cpu *c) {
 void matmul_close(struct cpu *c) {
     if (!c->matmul) return;
     experts_close(c->matmul);
+    mem_free(c->matmul->panels);
     mem_free(c->matmul->plain);
     mem_free(c->matmul->quantised);
     mem_free(c->matmul);

@@ -33,6 +33,7 @@ struct matmul_state {
     int n_tok;          /* tokens prepared at a time */
     uint8_t *quantised; /* [n_tok, limits.cols / 32] struct xq */
     float *plain;       /* [n_tok, limits.cols + 1], the spare element for an odd number of 16-bit weights */
+    float *panels;      /* [threads, PANEL_FLOATS of matmul.c] */
     struct experts_state *experts;
 };
 

@@ -54,43 +54,56 @@ SIMD_FN void tile_run(const int type, const int nc, vf *acc, const uint8_t *w, v
     const int g = o * t.inner + i, halves = 32 / t.group, words = t.group / 4;
     UNROLL for (int h = 0; h < halves; h++) {
         vi sum[TILE_COLS];
+        UNROLL for (int c = 0; c < nc; c++) sum[c] = vi_zero();
+        dot_words(type, nc, sum, w, table, o, i, x, h * words, words);
         /* The offset of the weights leaves as an integer: -off * (sum of the activations). */
         const int32_t pair = halves == 1 ? (-t.off & 0xffff) * 0x10001 : h ? -t.off * 0x10000 : -t.off & 0xffff;
-        UNROLL for (int c = 0; c < nc; c++)
-            sum[c] = t.off ? dot_pair(vi_set1(pair), x[c].sum) : vi_zero();
-        dot_words(type, nc, sum, w, table, o, i, x, h * words, words);
+        if (t.off) UNROLL for (int c = 0; c < nc; c++) sum[c] = dot_pair(sum[c], vi_set1(pair), x[c].sum);
         vf d = s->d[g * halves + h];
         UNROLL for (int c = 0; c < nc; c++) acc[c] = vf_fma(vf_mul(vf_from_vi(sum[c]), d), vf_set1(x[c].d), acc[c]);
     }
     if (t.min == MIN_RUN) UNROLL for (int c = 0; c < nc; c++) acc[c] = vf_fma(s->m[g], vf_set1(x[c].s), acc[c]);
     if (t.min == MIN_HALF)
         UNROLL for (int c = 0; c < nc; c++) {
-            vf sum = vf_from_vi(dot_pair(s->pair[g], x[c].sum));
+            vf sum = vf_from_vi(dot_pair(vi_zero(), s->pair[g], x[c].sum));
             acc[c] = vf_fma(vf_mul(sum, s->m[0]), vf_set1(x[c].d), acc[c]);
         }
 }
 
-SIMD_FN void tile_begin(const int nc, vf *acc, const struct matmul_tile *t, int c0) {
-    const float *y = t->y + c0 * t->y_stride;
-    if (!t->resume) {
+/* Where the sums of nc columns and 16 rows come from and go to. */
+struct tile_out {
+    float *y;
+    int64_t y_stride;
+    int n_row;
+    bool resume;
+    const float *bias;
+};
+
+/* Rows row0.. of columns c0... */
+SIMD_FN struct tile_out tile_out(const struct matmul_tile *t, int row0, int c0) {
+    int n_row = t->n_row - row0 < VLEN ? t->n_row - row0 : VLEN;
+    return (struct tile_out){t->y + c0 * t->y_stride + row0, t->y_stride, n_row, t->resume, t->bias ? t->bias + row0 : NULL};
+}
+
+SIMD_FN void tile_begin(const int nc, vf *acc, struct tile_out o) {
+    if (!o.resume) {
         UNROLL for (int c = 0; c < nc; c++) acc[c] = vf_zero();
-    } else if (t->n_row == VLEN) {
-        UNROLL for (int c = 0; c < nc; c++) acc[c] = vf_load(y + c * t->y_stride);
+    } else if (o.n_row == VLEN) {
+        UNROLL for (int c = 0; c < nc; c++) acc[c] = vf_load(o.y + c * o.y_stride);
     } else {
-        UNROLL for (int c = 0; c < nc; c++) acc[c] = vf_load_n(y + c * t->y_stride, t->n_row);
+        UNROLL for (int c = 0; c < nc; c++) acc[c] = vf_load_n(o.y + c * o.y_stride, o.n_row);
     }
 }
 
-SIMD_FN void tile_end(const int nc, vf *acc, const struct matmul_tile *t, int c0) {
-    float *y = t->y + c0 * t->y_stride;
-    if (t->bias) {
-        vf bias = vf_load_n(t->bias, t->n_row);
+SIMD_FN void tile_end(const int nc, vf *acc, struct tile_out o) {
+    if (o.bias) {
+        vf bias = vf_load_n(o.bias, o.n_row);
         UNROLL for (int c = 0; c < nc; c++) acc[c] = vf_add(acc[c], bias);
     }
-    if (t->n_row == VLEN) {
-        UNROLL for (int c = 0; c < nc; c++) vf_store(y + c * t->y_stride, acc[c]);
+    if (o.n_row == VLEN) {
+        UNROLL for (int c = 0; c < nc; c++) vf_store(o.y + c * o.y_stride, acc[c]);
     } else {
-        UNROLL for (int c = 0; c < nc; c++) vf_store_n(y + c * t->y_stride, acc[c], t->n_row);
+        UNROLL for (int c = 0; c < nc; c++) vf_store_n(o.y + c * o.y_stride, acc[c], o.n_row);
     }
 }
 
@@ -108,7 +121,7 @@ SIMD_FN void tile_pass(const int type, const int nc, const struct matmul_tile *t
     const uint8_t *w = t->words, *sc = t->scales;
     const struct xq *x = (const struct xq *)t->x + c0;
     vf acc[TILE_COLS];
-    tile_begin(nc, acc, t, c0);
+    tile_begin(nc, acc, tile_out(t, 0, c0));
     for (int64_t b = 0; b < t->n_block; b++) {
         struct scales s;
         if (tr.scale_bytes) simd_prefetch(sc + t->next);
@@ -120,7 +133,7 @@ SIMD_FN void tile_pass(const int type, const int nc, const struct matmul_tile *t
             }
         w += tr.n_word * ROW_WORDS, sc += tr.scale_bytes * VLEN;
     }
-    tile_end(nc, acc, t, c0);
+    tile_end(nc, acc, tile_out(t, 0, c0));
 }
 
 /* Every pass gives a column the same operations in the same order, so the split into passes changes nothing. */
