@@ -1,8 +1,9 @@
 /* tokenizer_special.c: cuts special tokens out of a text.
  * The definition is one search per token, longest token first, each from the left in what is still uncut. The same
  * result in one pass: an Aho-Corasick automaton over the reversed texts reads the text backwards and so knows, at every
- * position, the longest special token that begins there and all shorter ones; a heap then takes them in the order
- * (longest, lowest id, leftmost), trying the next shorter one where the space left is too small. */
+ * position, the longest special token that begins there and all shorter ones. Where these do not overlap, that is it.
+ * Otherwise a heap takes them in the order (longest, lowest id, leftmost), trying the next shorter one where the space
+ * left is too small. */
 #include "core/tokenizer_impl.h"
 
 #include <stdlib.h>
@@ -151,9 +152,10 @@ struct search {
     bool parse;
     const struct tok_span *plain;
     size_t n_plain;
-    uint8_t *taken; /* [n] bytes that belong to a token already */
-    struct found *heap;
+    uint8_t *taken;     /* [n]? bytes that belong to a token already; NULL: none yet */
+    struct found *heap; /* at first a list, by descending position */
     size_t n_heap, cap_heap;
+    bool overlap; /* some of them do */
 };
 
 /* Does [begin, end) touch a plain range? */
@@ -177,7 +179,7 @@ static uint32_t fitting(const struct search *s, uint32_t node, size_t pos) {
     if (node && s->sp->node[node].id < 0) node = s->sp->node[node].match;
     for (; node; node = s->sp->node[node].match) {
         size_t end = pos + s->sp->node[node].depth;
-        if (s->taken[end - 1]) continue;
+        if (s->taken && s->taken[end - 1]) continue;
         if (s->sp->user[node] || (s->parse && !touches_plain(s, pos, end))) return node;
     }
     return 0;
@@ -190,7 +192,7 @@ static bool before(const struct search *s, struct found a, struct found b) {
     return a.pos < b.pos;
 }
 
-static int push(struct search *s, struct found f) {
+static int append(struct search *s, struct found f) {
     if (s->n_heap == s->cap_heap) {
         size_t cap = s->cap_heap ? s->cap_heap * 2 : 64;
         struct found *heap = realloc(s->heap, cap * sizeof *heap);
@@ -198,15 +200,27 @@ static int push(struct search *s, struct found f) {
         s->heap = heap;
         s->cap_heap = cap;
     }
-    size_t i = s->n_heap++;
-    for (; i && before(s, f, s->heap[(i - 1) / 2]); i = (i - 1) / 2) s->heap[i] = s->heap[(i - 1) / 2];
-    s->heap[i] = f;
+    s->heap[s->n_heap++] = f;
     return 0;
 }
 
-static struct found pop(struct search *s) {
-    struct found top = s->heap[0], f = s->heap[--s->n_heap];
-    size_t i = 0;
+static int find_all(struct search *s, const char *text, size_t n) {
+    uint32_t state = 0;
+    for (size_t pos = n, next = n; pos-- > 0;) {
+        state = step(s->sp, state, (unsigned char)text[pos]);
+        if (!state) continue;
+        uint32_t node = fitting(s, state, pos);
+        if (!node) continue;
+        s->overlap |= pos + s->sp->node[node].depth > next;
+        next = pos;
+        int rc = append(s, (struct found){pos, node});
+        if (rc) return rc;
+    }
+    return 0;
+}
+
+static void sift_down(struct search *s, size_t i) {
+    struct found f = s->heap[i];
     for (;;) {
         size_t c = 2 * i + 1;
         if (c >= s->n_heap) break;
@@ -216,19 +230,11 @@ static struct found pop(struct search *s) {
         i = c;
     }
     s->heap[i] = f;
-    return top;
 }
 
-static int find_all(struct search *s, const char *text, size_t n) {
-    uint32_t state = 0;
-    for (size_t pos = n; pos-- > 0;) {
-        state = step(s->sp, state, (unsigned char)text[pos]);
-        if (!state) continue;
-        uint32_t node = fitting(s, state, pos);
-        int rc = node ? push(s, (struct found){pos, node}) : 0;
-        if (rc) return rc;
-    }
-    return 0;
+static struct tok_cut cut_of(const struct search *s, struct found f) {
+    const struct node *t = &s->sp->node[f.node];
+    return (struct tok_cut){f.pos, f.pos + t->depth, t->id};
 }
 
 static int by_begin(const void *a, const void *b) {
@@ -236,24 +242,37 @@ static int by_begin(const void *a, const void *b) {
     return (x->begin > y->begin) - (x->begin < y->begin);
 }
 
-/* Empties the heap into cuts[], which has room for as many as were found. */
-static int take_all(struct search *s, struct tok_cut *cuts, size_t *n_cuts) {
+/* Empties the heap into cuts[], which has room for as many as were found. Whatever is at the top either becomes a token,
+ * or falls out, or comes back shorter. */
+static void take_overlapping(struct search *s, struct tok_cut *cuts, size_t *n_cuts) {
     size_t n = 0;
+    for (size_t i = s->n_heap / 2; i-- > 0;) sift_down(s, i);
     while (s->n_heap) {
-        struct found f = pop(s);
-        if (s->taken[f.pos]) continue;
-        uint32_t node = fitting(s, f.node, f.pos);
-        if (node != f.node) {
-            int rc = node ? push(s, (struct found){f.pos, node}) : 0;
-            if (rc) return rc;
-            continue;
+        struct found f = s->heap[0];
+        uint32_t node = s->taken[f.pos] ? 0 : fitting(s, f.node, f.pos);
+        if (node && node == f.node) {
+            memset(s->taken + f.pos, 1, s->sp->node[node].depth);
+            cuts[n++] = cut_of(s, f);
+            node = 0;
         }
-        const struct node *t = &s->sp->node[node];
-        memset(s->taken + f.pos, 1, t->depth);
-        cuts[n++] = (struct tok_cut){f.pos, f.pos + t->depth, t->id};
+        s->heap[0] = node ? (struct found){f.pos, node} : s->heap[--s->n_heap];
+        if (s->n_heap) sift_down(s, 0);
     }
     qsort(cuts, n, sizeof *cuts, by_begin);
     *n_cuts = n;
+}
+
+static int take(struct search *s, size_t n_text, struct tok_cut **cuts, size_t *n_cuts) {
+    if (!s->n_heap) return 0;
+    *cuts = malloc(s->n_heap * sizeof **cuts);
+    s->taken = s->overlap ? calloc(n_text, 1) : NULL;
+    if (!*cuts || (s->overlap && !s->taken))
+        return err_set(ERR_NOMEM, "tokenizer: out of memory for %zu special tokens in the text", s->n_heap);
+    if (s->overlap) {
+        take_overlapping(s, *cuts, n_cuts);
+    } else {
+        for (size_t i = s->n_heap; i-- > 0;) (*cuts)[(*n_cuts)++] = cut_of(s, s->heap[i]);
+    }
     return 0;
 }
 
@@ -262,12 +281,9 @@ int special_find(const struct tok_special *sp, const char *text, size_t n, bool 
     *cuts = NULL;
     *n_cuts = 0;
     if (!n || !(parse ? sp->n_tokens : sp->n_user)) return 0;
-    struct search s = {.sp = sp, .parse = parse, .plain = plain, .n_plain = n_plain, .taken = calloc(n, 1)};
-    int rc = s.taken ? find_all(&s, text, n) : err_set(ERR_NOMEM, "tokenizer: out of memory for %zu bytes of text", n);
-    if (!rc && s.n_heap) {
-        *cuts = malloc(s.n_heap * sizeof **cuts);
-        rc = *cuts ? take_all(&s, *cuts, n_cuts) : err_set(ERR_NOMEM, "tokenizer: out of memory for special tokens");
-    }
+    struct search s = {.sp = sp, .parse = parse, .plain = plain, .n_plain = n_plain};
+    int rc = find_all(&s, text, n);
+    if (!rc) rc = take(&s, n, cuts, n_cuts);
     free(s.heap);
     free(s.taken);
     if (rc) {
