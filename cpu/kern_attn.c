@@ -41,6 +41,11 @@ struct k_src {
     ptrdiff_t ahead; /* what will be needed after this K lies this far on: its V */
 };
 
+/* Into L2: it is used a plane (4 to 128 KiB) later. Any address may be asked for. */
+INLINE void prefetch(const unsigned char *p, ptrdiff_t ahead) {
+    __builtin_prefetch((const void *)((uintptr_t)p + (uintptr_t)ahead), 0, 2);
+}
+
 static struct k_src k_page(const struct kv_layer *l, const unsigned char *head) {
     size_t dim = (size_t)l->head_dim_k;
     size_t e = l->type_k == QT_F32 ? 64 : l->type_k == QT_F16 || l->type_k == QT_BF16 ? 32 : 64;
@@ -65,7 +70,8 @@ INLINE void score_plain(const int R, const int NV, const int type, const struct 
         vf x[8];
         UNROLL for (int v = 0; v < NV; v++) {
             x[v] = load_plain(type, p + (size_t)v * k->vec);
-            if (type != PANEL_F32) __builtin_prefetch(p + (ptrdiff_t)((size_t)v * k->vec) + k->ahead, 0, 2);
+            /* Two dims of a 16-bit type share a line. */
+            if (type == QT_F32 || (type != PANEL_F32 && d % 2 == 0)) prefetch(p + (size_t)v * k->vec, k->ahead);
         }
         UNROLL for (int r = 0; r < R; r++) {
             vf y = vf_set1(q[r]);
@@ -107,7 +113,7 @@ INLINE void score_quant(const int R, const int NV, const int type, const struct 
             vi x[8][4];
             UNROLL for (int v = 0; v < NV; v++) {
                 unpack_pairs(type, x[v], p + (size_t)v * k->vec);
-                if (type != K_I16) __builtin_prefetch(p + (ptrdiff_t)((size_t)v * k->vec) + k->ahead, 0, 2);
+                if (type != K_I16) prefetch(p + (size_t)v * k->vec, k->ahead);
             }
             UNROLL for (int j = 0; j < pairs; j++) UNROLL for (int r = 0; r < R; r++) {
                 vi y = vi_set1(qi[j * TM + r]);
@@ -249,7 +255,7 @@ static struct span tile_span(const struct attn_rows *b, int tile, int64_t pos) {
 static void scores(const struct attn_rows *b, const unsigned char *head, const struct span *u) {
     struct k_src k = k_page(b->layer, head);
     if (b->n_tile < WIDEN_FROM) {
-        for (int t = 0; t < b->n_tile; t++)
+        for (int t = 0; t < b->n_tile; t++, k.ahead = 0) /* the first tile has fetched it */
             if (u[t].from < u[t].to) score_of(b->layer->type_k)(b, t, &k, u[t].from, u[t].to, 0);
         return;
     }
@@ -351,6 +357,7 @@ struct out_arg {
 
 /* o[r][16*NC dims from col] = o * alpha + sum over the span of p[r][i] v[i]. */
 INLINE void out_cols(const int R, const int NC, const int type, const struct v_src *v, int col, const struct out_arg *a) {
+    const int per_line = type == QT_Q4_0 ? 4 : type == QT_Q8_0 ? 2 : 1; /* positions whose 32 dims share 64 bytes */
     vf acc[TM][4];
     const unsigned char *at[4];
     size_t row = col == v->narrow ? v->row / 2 : v->row;
@@ -361,7 +368,7 @@ INLINE void out_cols(const int R, const int NC, const int type, const struct v_s
         vf x[4];
         UNROLL for (int c = 0; c < NC; c++) {
             x[c] = load_v(type, at[c], NC == 1 ? col % 2 : c % 2);
-            if (type != PANEL_F32) __builtin_prefetch(at[c] + v->ahead, 0, 2);
+            if (type != PANEL_F32 && (type == QT_F32 || (NC == 1 ? col : c) % 2 == 0) && i % per_line == 0) prefetch(at[c], v->ahead);
             at[c] += row;
         }
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int h = 0; h < (NC + 1) / 2; h++) {
@@ -480,7 +487,7 @@ static void outputs(const struct attn_rows *b, const unsigned char *head, const 
     struct v_src v = v_page(b, head, next);
     int n_col = b->dim_o / VLEN;
     if (b->n_tile < WIDEN_FROM) {
-        for (int t = 0; t < b->n_tile; t++)
+        for (int t = 0; t < b->n_tile; t++, v.ahead = 0)
             if (u[t].from < u[t].to) out_of(b->layer->type_v)(b, t, &v, head, 0, n_col, u[t]);
         return;
     }
