@@ -70,18 +70,21 @@ static void widen(float *dst, int type, const uint8_t *words, int64_t n_block) {
     }
 }
 
+/* round(x / d); the limit matters only where d is subnormal and therefore imprecise. */
+SIMD_FN vi quantize_lanes(vf x, float d) {
+    return vi_round(vf_max(vf_set1(-127), vf_min(vf_set1(127), vf_div(x, vf_set1(d)))));
+}
+
 /* Magnitudes are compared as integers, so that a NaN is the largest of all and reaches d. */
 static void quantize_block(struct xq *b, const float *x) {
     vf x0 = vf_load(x), x1 = vf_load(x + VLEN);
     float d = f32_from_bits((uint32_t)vi_hmax(vi_max(vi_bits(vf_abs(x0)), vi_bits(vf_abs(x1))))) / 127.0f;
     vi q0 = vi_zero(), q1 = vi_zero();
-    if (d != 0) q0 = vi_round(vf_div(x0, vf_set1(d))), q1 = vi_round(vf_div(x1, vf_set1(d)));
+    if (d != 0) q0 = quantize_lanes(x0, d), q1 = quantize_lanes(x1, d);
     vi_store_i8(b->q, q0), vi_store_i8(b->q + VLEN, q1);
-    int sum0 = 0, sum1 = 0;
-    for (int i = 0; i < VLEN; i++) sum0 += b->q[i], sum1 += b->q[VLEN + i];
-    b->sum[0] = (int16_t)sum0, b->sum[1] = (int16_t)sum1;
+    b->sum[0] = (int16_t)vi_sum(q0), b->sum[1] = (int16_t)vi_sum(q1);
     b->d = d;
-    b->s = d * (float)(sum0 + sum1);
+    b->s = d * (float)(b->sum[0] + b->sum[1]);
 }
 
 static void quantize(struct xq *dst, int64_t stride, const float *x, int64_t cols) {

@@ -7,8 +7,7 @@
 #include <string.h>
 
 enum {
-    STREAM_TASK_BYTES = 128 << 10, /* weights of a task when they are read once: long enough for the prefetchers */
-    REUSE_TASK_BYTES = 192 << 10,  /* when several column blocks use them: stays in the second-level cache */
+    REUSE_TASK_BYTES = 192 << 10,  /* weights of a task that several column blocks use: stay in the second-level cache */
     PIECE_BYTES = 10 << 10,        /* activations of a column block that stay in the first-level cache */
     TASKS_PER_THREAD = 6,          /* at least, where there is enough work: evens out unequal threads */
     PREFETCH_BYTES = 3072,         /* ahead of the weights at work, when all of a strip is read in one go */
@@ -78,13 +77,12 @@ void prepare_run(struct cpu *c, const struct prepare *p, int n) {
 
 /* ---- products ---- */
 
-/* Strips and columns per task. Read-once weights: runs of STREAM_TASK_BYTES. Otherwise a task's strips stay in cache
- * while the column blocks pass, and columns are split only if strips alone would leave threads without work. */
+/* Strips and columns per task when several column blocks use the weights: a task's strips stay in cache while the column
+ * blocks pass, and columns are split only if strips alone would leave threads without work. */
 static void cut_product(const struct cpu *c, struct product *p, int64_t job_strips) {
-    int64_t n_block = div_up(p->n_tok, p->width), strip_bytes = (int64_t)p->l.strip_bytes;
-    int64_t want = (int64_t)TASKS_PER_THREAD * pool_threads(c->pool);
-    int64_t bytes = n_block == 1 ? STREAM_TASK_BYTES : REUSE_TASK_BYTES;
-    int64_t most = matmul_is_plain(p->w.type) && n_block >= PLAIN_BLOCKS ? PLAIN_STRIPS : bytes / strip_bytes;
+    int64_t n_block = div_up(p->n_tok, p->width), want = (int64_t)TASKS_PER_THREAD * pool_threads(c->pool);
+    bool plain = matmul_is_plain(p->w.type) && n_block >= PLAIN_BLOCKS;
+    int64_t most = plain ? PLAIN_STRIPS : REUSE_TASK_BYTES / (int64_t)p->l.strip_bytes;
     p->strips = max64(1, min64(most, job_strips / want));
     p->cols = n_block;
     int64_t tasks = div_up(job_strips, p->strips);
@@ -154,23 +152,26 @@ static void run_plain(const struct matmul_state *m, const struct product *p, int
 struct products_job {
     const struct matmul_state *m;
     struct product *p;
-    int n;
+    int n, n_thread;
+    int64_t strips; /* of all products */
 };
 
-static void products_task(void *arg, int task, int worker) {
-    const struct products_job *j = arg;
-    int lo = 0, hi = j->n - 1; /* last product whose first task is not after this one */
+/* The last product whose `first` is not after i. */
+static const struct product *product_at(const struct products_job *j, int64_t i) {
+    int lo = 0, hi = j->n - 1;
     while (lo < hi) {
         int mid = (lo + hi + 1) / 2;
-        if (j->p[mid].first_task <= task) lo = mid;
+        if (j->p[mid].first <= i) lo = mid;
         else hi = mid - 1;
     }
-    const struct product *p = &j->p[lo];
-    task -= p->first_task;
-    int64_t s0 = task / p->n_col_task * p->strips, s1 = min64(p->l.n_strip, s0 + p->strips);
-    int64_t c0 = task % p->n_col_task * p->cols, c1 = min64(div_up(p->n_tok, p->width), c0 + p->cols);
+    return &j->p[lo];
+}
+
+/* One product's strips s0..s1-1 with its column blocks c0..c1-1. */
+static void run_part(const struct matmul_state *m, const struct product *p, int64_t s0, int64_t s1, int64_t c0, int64_t c1,
+                     int worker) {
     if (matmul_is_plain(p->w.type) && c1 - c0 >= PLAIN_BLOCKS) {
-        run_plain(j->m, p, s0, s1, c0, c1, worker);
+        run_plain(m, p, s0, s1, c0, c1, worker);
         return;
     }
     int64_t piece = piece_blocks(p, c1 - c0);
@@ -182,29 +183,65 @@ static void products_task(void *arg, int task, int worker) {
             }
 }
 
+static void reuse_task(void *arg, int task, int worker) {
+    const struct products_job *j = arg;
+    const struct product *p = product_at(j, task);
+    task -= (int)p->first;
+    int64_t s0 = task / p->n_col_task * p->strips, c0 = task % p->n_col_task * p->cols;
+    run_part(j->m, p, s0, min64(p->l.n_strip, s0 + p->strips), c0, min64(div_up(p->n_tok, p->width), c0 + p->cols), worker);
+}
+
+/* When weights are read once, each thread should walk through memory in long runs, yet all should end together: the first
+ * tasks take half of all strips, the next a quarter, then an eighth, then sixteenths, each divided by the threads. */
+enum { STREAM_LEVELS = 3, STREAM_TASKS = STREAM_LEVELS + 2 /* per thread */ };
+
+static int64_t stream_begin(const struct products_job *j, int task) {
+    int level = task / j->n_thread < STREAM_LEVELS ? task / j->n_thread : STREAM_LEVELS;
+    int64_t n = j->n_thread, sixteenths = ((1LL << level) - 1) * 2 * n + task - level * n;
+    return j->strips * sixteenths / (n << (level + 1));
+}
+
+static void stream_task(void *arg, int task, int worker) {
+    const struct products_job *j = arg;
+    int64_t end = stream_begin(j, task + 1);
+    for (int64_t s = stream_begin(j, task); s < end;) {
+        const struct product *p = product_at(j, s);
+        int64_t s0 = s - p->first, s1 = min64(p->l.n_strip, end - p->first);
+        run_part(j->m, p, s0, s1, 0, 1, worker);
+        s = p->first + s1;
+    }
+}
+
+static int lay_out(struct cpu *c, struct product *p) {
+    const struct mat *w = &p->w;
+    if (!strip_layout(&p->l, w->type, w->rows, w->cols))
+        return err_set(ERR_ARG, "matmul: no kernel for %s [%lld, %lld]", quant_name(w->type), (long long)w->rows,
+                       (long long)w->cols);
+    p->tile = c->matmul->kern->tile[w->type];
+    p->width = tile_width(c->matmul, w->type);
+    return 0;
+}
+
 int products_run(struct cpu *c, struct product *p, int n) {
-    int64_t job_strips = 0, n_task = 0;
+    struct products_job j = {.m = c->matmul, .p = p, .n_thread = pool_threads(c->pool)};
+    bool read_once = true;
     for (int i = 0; i < n; i++) {
-        const struct mat *w = &p[i].w;
-        if (!strip_layout(&p[i].l, w->type, w->rows, w->cols))
-            return err_set(ERR_ARG, "matmul: no kernel for %s [%lld, %lld]", quant_name(w->type), (long long)w->rows,
-                           (long long)w->cols);
-        p[i].tile = c->matmul->kern->tile[w->type];
-        p[i].width = tile_width(c->matmul, w->type);
-        if (p[i].n_tok > 0) job_strips += p[i].l.n_strip;
+        int rc = lay_out(c, &p[i]);
+        if (rc) return rc;
+        if (p[i].n_tok <= 0) continue; /* drops out */
+        read_once &= p[i].n_tok <= p[i].width;
+        j.strips += p[i].l.n_strip;
+        p[j.n++] = p[i];
     }
-    int m = 0; /* products without tokens drop out */
-    for (int i = 0; i < n; i++) {
-        if (p[i].n_tok <= 0) continue;
-        p[m] = p[i];
-        cut_product(c, &p[m], job_strips);
-        p[m].first_task = (int)n_task;
-        n_task += div_up(p[m].l.n_strip, p[m].strips) * p[m].n_col_task;
-        m++;
+    int64_t first = 0;
+    for (int i = 0; i < j.n; i++) {
+        p[i].first = first;
+        if (!read_once) cut_product(c, &p[i], j.strips);
+        first += read_once ? p[i].l.n_strip : div_up(p[i].l.n_strip, p[i].strips) * p[i].n_col_task;
     }
-    if (n_task > INT32_MAX) return err_set(ERR_ARG, "matmul: %lld tasks", (long long)n_task);
-    struct products_job j = {c->matmul, p, m};
-    if (n_task) pool_run(c->pool, products_task, &j, (int)n_task);
+    if (first > INT32_MAX) return err_set(ERR_ARG, "matmul: %lld tasks", (long long)first);
+    if (j.n && read_once) pool_run(c->pool, stream_task, &j, STREAM_TASKS * j.n_thread);
+    else if (j.n) pool_run(c->pool, reuse_task, &j, (int)first);
     return 0;
 }
 

@@ -2,8 +2,8 @@
  *
  * Tokens of a product are cut into column blocks of the width the kernels are best at (the last one may be narrower); the
  * activations of a block lie side by side, element group by element group, as struct matmul_tile wants them.
- * A product's strips are cut into runs that follow each other in memory; a task is a run of strips times a range of column
- * blocks. The cut never changes a result. */
+ * A task is a run of strips that follow each other in memory, times a range of column blocks. The cut never changes a
+ * result. */
 #ifndef LH_CPU_MATMUL_H
 #define LH_CPU_MATMUL_H
 
@@ -24,8 +24,9 @@ struct product {
     struct strip_layout l;
     matmul_tile_fn tile;
     int width;             /* of a column block */
+    int64_t first;         /* strip or task among those of all products */
     int64_t strips, cols;  /* strips and column blocks per task */
-    int n_col_task, first_task;
+    int n_col_task;
 };
 
 struct matmul_state {

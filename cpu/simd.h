@@ -336,6 +336,21 @@ SIMD_FN int32_t vi_hmax(vi a) {
 #endif
 }
 
+/* Sum of the 16 lanes, modulo 2^32. */
+SIMD_FN int32_t vi_sum(vi a) {
+#if defined(LH_ISA_avx512)
+    return _mm512_reduce_add_epi32(a);
+#elif defined(LH_ISA_avx2)
+    __m256i h = _mm256_add_epi32(a.a, a.b);
+    __m128i q = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+    q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
+#else
+    simd_u4 q = ((simd_u4)a.q[0] + (simd_u4)a.q[2]) + ((simd_u4)a.q[1] + (simd_u4)a.q[3]);
+    return (int32_t)((q[0] + q[2]) + (q[1] + q[3]));
+#endif
+}
+
 /* e^x with at most 1.1 ulp of error (measured against f64 on 44 million f32 in each build): 0 below -104, infinity above 88.8, subnormal
  * results kept, NaN stays NaN. x = n ln2 + r with |r| <= ln2/2, e^r by a polynomial of degree 6 (Chebyshev nodes), and
  * 2^n as two factors so that both ends of the range come out right. */
