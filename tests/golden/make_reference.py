@@ -49,12 +49,19 @@ PROMPTS = {
 # The first 6670 bytes are a table of contents, most of which a model can copy from context.
 SLICES = {"head": (0, 40000, ((512, 16), (4096, 2))), "prose": (6670, 40000, ((4096, 2),))}
 
-F16 = ("-ctk", "f16", "-ctv", "f16")
+def kv(k, v, fa):
+    return "-ctk", k, "-ctv", v, "-fa", fa
+
+
+# What is run: which weights, options, environment. llama.cpp rotates q, K and V by a Hadamard matrix when K or V is
+# quantised (and the head dimension allows it); the run without shows what that is worth.
 PERPLEXITY_RUNS = {
-    "f16 fa off": (*F16, "-fa", "off"),
-    "f16 fa on": (*F16, "-fa", "on"),
-    "q8_0": ("-ctk", "q8_0", "-ctv", "q8_0", "-fa", "on"),
-    "q4_0": ("-ctk", "q4_0", "-ctv", "q4_0", "-fa", "on"),
+    "f16": ("model", kv("f16", "f16", "off"), {}),
+    "q8_0": ("model", kv("q8_0", "q8_0", "on"), {}),
+    "q4_0": ("model", kv("q4_0", "q4_0", "on"), {}),
+    "exact": ("decoded", kv("f32", "f32", "off"), {}),
+    "q4_0 without rotation": ("model", kv("q4_0", "q4_0", "on"), {"LLAMA_ATTN_ROT_DISABLE": "1"}),
+    "f16 flash attention": ("model", kv("f16", "f16", "on"), {}),
 }
 
 
@@ -201,49 +208,55 @@ def make_greedy(args, model, name):
 # --- perplexity ------------------------------------------------------------------------------------------------------
 
 
-def perplexity(args, model, text, n_ctx, chunks, options, **environment):
+def perplexity(args, model, text, n_ctx, chunks, options, environment):
+    """One run of llama-perplexity. Its output is kept in the scratch folder, so that a stopped script can go on."""
     command = [os.path.join(args.bin, "llama-perplexity"), "-m", model, "-f", text, "-c", str(n_ctx), "--chunks",
                str(chunks), "-t", str(THREADS), *options]
-    out = run(command, **environment)
+    line = " ".join([f"{k}={v}" for k, v in environment.items()] + [public(command)])
+    log = os.path.join(args.work, re.sub(r"\W+", "_", line) + ".log")
+    if not os.path.exists(log):
+        out = run(command, **environment)
+        with open(log, "w", encoding="utf-8") as f:
+            f.write(out)
+    with open(log, encoding="utf-8") as f:
+        out = f.read()
     running = [float(v) for v in re.findall(r"\[\d+\](\d+\.\d+),", out)]
     final = re.search(r"Final estimate: PPL = ([\d.]+) \+/- ([\d.]+)", out)
     if len(running) != chunks or not final:
-        sys.exit(f"unexpected output:\n{out[-3000:]}")
-    line = public(command)
-    if environment:
-        line = " ".join(f"{k}={v}" for k, v in environment.items()) + " " + line
+        sys.exit(f"{log}: unexpected output:\n{out[-3000:]}")
     return {"command": line, "running_ppl": running, "ppl": float(final[1]), "error": float(final[2])}
 
 
-def make_perplexity(args, model):
+def cut(args, name):
+    """Writes a slice of the book to the scratch folder; its path and its entry in the result."""
+    start, length, passes = SLICES[name]
     with open(args.book, "rb") as f:
-        book = f.read()
-    exact = decoded_model(args, model)
-    slices = {}
-    for name, (start, length, passes) in SLICES.items():
-        path = os.path.join(args.work, f"war-and-peace-{name}.txt")
-        data = book[start:start + length]
-        data.decode()       # a cut inside a character would be tokenised differently by different programs
-        with open(path, "wb") as f:
-            f.write(data)
-        sizes = {}
-        for n_ctx, chunks in passes:
-            runs = {key: perplexity(args, model, path, n_ctx, chunks, options)
-                    for key, options in PERPLEXITY_RUNS.items()}
-            # llama.cpp rotates q, K and V by a Hadamard matrix when K or V is quantised; this shows what that is worth.
-            runs["q4_0 without rotation"] = perplexity(args, model, path, n_ctx, chunks, PERPLEXITY_RUNS["q4_0"],
-                                                       LLAMA_ATTN_ROT_DISABLE="1")
-            runs["exact"] = perplexity(args, exact, path, n_ctx, chunks, ("-ctk", "f32", "-ctv", "f32", "-fa", "off"))
-            sizes[str(n_ctx)] = runs
-        slices[name] = {"start_byte": start, "bytes": length, "sha256": hashlib.sha256(data).hexdigest(),
-                        "n_ctx": sizes}
-    write_json("perplexity-smollm2.json", {
+        f.seek(start)
+        data = f.read(length)
+    data.decode()       # a cut inside a character would be tokenised differently by different programs
+    path = os.path.join(args.work, f"war-and-peace-{name}.txt")
+    with open(path, "wb") as f:
+        f.write(data)
+    return path, {"start_byte": start, "bytes": length, "sha256": hashlib.sha256(data).hexdigest(),
+                  "n_ctx": {str(n_ctx): {} for n_ctx, _ in passes}}
+
+
+def make_perplexity(args, model):
+    weights = {"model": model, "decoded": decoded_model(args, model)}
+    texts = {name: cut(args, name) for name in SLICES}
+    content = {
         "about": "made by tests/golden/make_reference.py; llama-perplexity of llama.cpp v0.5.0 on slices of War and "
                  "Peace (UTF-8 bytes start_byte to start_byte+bytes). Each chunk scores its last n_ctx/2 - 1 tokens; "
                  "running_ppl is the estimate after each chunk. exact: weights decoded to f32, f32 KV.",
         "model": os.path.basename(model), "model_sha256": sha256(model), "book_sha256": sha256(args.book),
-        "slices": slices,
-    })
+        "slices": {name: entry for name, (_, entry) in texts.items()},
+    }
+    for name, (path, entry) in texts.items():
+        for n_ctx, chunks in SLICES[name][2]:
+            runs = entry["n_ctx"][str(n_ctx)]
+            for key, (which, options, environment) in PERPLEXITY_RUNS.items():
+                runs[key] = perplexity(args, weights[which], path, n_ctx, chunks, options, environment)
+                write_json("perplexity-smollm2.json", content)
 
 
 def main():
