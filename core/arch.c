@@ -3,7 +3,8 @@
 
 #include <string.h>
 
-#define DELTA "its Gated DeltaNet layers are not supported yet"
+#define HYBRID ARCH_QK_NORM | ARCH_HYBRID
+#define HYBRID_MOE HYBRID | ARCH_MUST_EXPERTS | ARCH_EXPERT_NORM | ARCH_SHARED_EXPERT
 
 static const struct arch table[] = {
     {.name = "llama", .pairing = ROPE_NORM, .act = ACT_SILU, .flags = ARCH_MAY_EXPERTS | ARCH_EXPERT_NORM},
@@ -13,13 +14,10 @@ static const struct arch table[] = {
     {.name = "gemma3", .pairing = ROPE_NEOX, .act = ACT_GELU, .window_period = 6, .window_base = 10000,
      .flags = ARCH_QK_NORM | ARCH_POST_NORM | ARCH_EMBD_SCALE | ARCH_BIG_SCALE},
     {.name = "phi3", .pairing = ROPE_NEOX, .act = ACT_SILU, .flags = ARCH_FUSED_GATE},
-    {.name = "qwen2moe", .pairing = ROPE_NEOX, .act = ACT_SILU, .flags = ARCH_QKV_BIAS | ARCH_MUST_EXPERTS,
-     .missing = "its shared expert is not supported yet"},
-    {.name = "qwen3next", .pairing = ROPE_NEOX, .act = ACT_SILU, .flags = ARCH_QK_NORM | ARCH_MUST_EXPERTS | ARCH_EXPERT_NORM,
-     .missing = DELTA},
-    {.name = "qwen35", .pairing = ROPE_NEOX, .act = ACT_SILU, .flags = ARCH_QK_NORM, .missing = DELTA},
-    {.name = "qwen35moe", .pairing = ROPE_NEOX, .act = ACT_SILU, .flags = ARCH_QK_NORM | ARCH_MUST_EXPERTS | ARCH_EXPERT_NORM,
-     .missing = DELTA},
+    {.name = "qwen2moe", .pairing = ROPE_NEOX, .act = ACT_SILU, .flags = ARCH_QKV_BIAS | ARCH_MUST_EXPERTS | ARCH_SHARED_EXPERT},
+    {.name = "qwen3next", .pairing = ROPE_NEOX, .act = ACT_SILU, .flags = HYBRID_MOE},
+    {.name = "qwen35", .pairing = ROPE_NEOX, .act = ACT_SILU, .flags = HYBRID | ARCH_TILED},
+    {.name = "qwen35moe", .pairing = ROPE_NEOX, .act = ACT_SILU, .flags = HYBRID_MOE | ARCH_TILED},
 };
 
 const struct arch *arch_at(int i) { return i >= 0 && i < (int)(sizeof table / sizeof *table) ? &table[i] : NULL; }

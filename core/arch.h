@@ -18,6 +18,9 @@ enum arch_flag {
     ARCH_EXPERT_NORM = 1 << 6,   /* weights of the chosen experts are divided by their sum */
     ARCH_FUSED_GATE = 1 << 7,    /* ffn_up holds the gate's rows, then those of up */
     ARCH_BIG_SCALE = 1 << 8,     /* 62 layers: q.k is scaled by 1/sqrt(dim / n_head), not by the head size (gemma3 27B) */
+    ARCH_SHARED_EXPERT = 1 << 9, /* beside the chosen experts every token uses one with a gate of its own */
+    ARCH_HYBRID = 1 << 10,       /* Gated DeltaNet layers with gated attention in between; blocks for multi-token prediction */
+    ARCH_TILED = 1 << 11,        /* value head j of a Gated DeltaNet layer reads key head j % n_key (struct delta_shape) */
 };
 
 struct arch {
@@ -28,7 +31,6 @@ struct arch {
     int window_period;   /* of every so many layers the last is global and the others have the sliding window; 0: no
                             windows, the key is ignored */
     double window_base;  /* RoPE base of the layers with a window, unless the file says another */
-    const char *missing; /* NULL, or what this program lacks for it */
 };
 
 /* NULL: unknown. Bytes with a length, as they come from a file. */

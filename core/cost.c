@@ -73,6 +73,20 @@ static int attn(struct ops *o, const struct attn_args *a) {
     return act(o, (double)a->n_tok * a->n_head * kv_head_dims(a->kv, a->il));
 }
 
+static int delta(struct ops *o, const struct delta_args *a) {
+    struct cost *c = cost_of(o);
+    const struct delta_shape *s = &a->shape;
+    double inner = (double)s->n_value * s->dim, s_elems = inner * s->dim, conv = (double)delta_conv_dim(s);
+    c->state_bytes += 2 * 4 * (s_elems + (s->n_conv - 1) * conv);
+    c->delta_flops += 8 * s_elems * a->n_tok;
+    return act(o, a->n_tok * (2 * conv + 2 * inner + 2.0 * s->n_value) + s->n_conv * conv);
+}
+
+static int add_gated(struct ops *o, float *x, const float *d, const float *gate, int n_tok, int64_t dim) {
+    (void)x, (void)d, (void)gate;
+    return act(o, n_tok * (3.0 * (double)dim + 1));
+}
+
 static int glu(struct ops *o, float *y, const float *gate, const float *up, int64_t n, enum act kind) {
     (void)y, (void)gate, (void)up, (void)kind;
     return act(o, 3.0 * (double)n);
@@ -104,8 +118,8 @@ static int softcap(struct ops *o, float *x, int64_t n, float cap) {
 
 void cost_open(struct cost *c) {
     *c = (struct cost){.ops = {.name = "cost", .embed = embed, .rmsnorm = rmsnorm, .add = add, .matmul = matmul,
-                               .rope_table = rope_table, .rope = rope, .kv_put = kv_put, .attn = attn, .glu = glu,
-                               .route = route, .experts = experts, .gather = gather, .softcap = softcap}};
+                               .rope_table = rope_table, .rope = rope, .kv_put = kv_put, .attn = attn, .delta = delta, .glu = glu,
+                               .route = route, .experts = experts, .add_gated = add_gated, .gather = gather, .softcap = softcap}};
 }
 
 void cost_reset(struct cost *c) { cost_open(c); }

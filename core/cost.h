@@ -11,9 +11,11 @@ struct cost {
     double weight_bytes; /* weights read, once per call: strip bytes; of experts only the chosen ones of one token
                             times min(n_tok, n_expert / n_used) */
     double kv_read_bytes, kv_write_bytes;
+    double state_bytes;  /* recurrent state read and written, once each per call */
     double act_bytes;    /* activations read and written */
     double matmul_flops; /* 2 per weight and token */
     double attn_flops;   /* 4 per (query head, dim, visible position) */
+    double delta_flops;  /* of the delta rule token by token: 8 per element of S and token */
     long calls;
 };
 

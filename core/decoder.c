@@ -4,24 +4,30 @@
 #include "core/err.h"
 #include "core/mem.h"
 #include "core/rope.h"
+#include "core/state.h"
 
 #include <stdlib.h>
 
 /* Largest over the layers of what scratch depends on, in elements per token. */
 struct widths {
-    int64_t q, k, v, o, ff;
+    int64_t q, k, v, o, z, ff;
 };
 
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static struct widths widths_of(const struct model *m) {
-    struct widths w = {0};
-    for (int il = 0; il < m->n_layer; il++) {
+    struct widths w = {.ff = m->n_ff_shared};
+    if (m->delta.n_value) {
+        w.q = delta_conv_dim(&m->delta);
+        w.o = w.z = (int64_t)m->delta.n_value * m->delta.dim;
+    }
+    for (int il = 0; il < m->n_block; il++) {
         const struct layer *l = &m->layers[il];
         w.q = max64(w.q, (int64_t)l->n_head * l->head_dim_k);
         w.k = max64(w.k, (int64_t)l->n_kv * l->head_dim_k);
         w.v = max64(w.v, (int64_t)l->n_kv * l->head_dim_v);
         w.o = max64(w.o, (int64_t)l->n_head * l->head_dim_v);
+        if (l->t[LT_ATTN_GATE].bytes) w.z = max64(w.z, (int64_t)l->n_head * l->head_dim_k);
         if (l->ffn == FFN_DENSE) w.ff = max64(w.ff, l->n_ff);
     }
     return w;
@@ -48,12 +54,19 @@ static void carve_all(struct decoder *d, struct carver *c, const struct model *m
     d->k = carve(c, chunk, w.k);
     d->v = carve(c, chunk, w.v);
     d->o = carve(c, chunk, w.o);
+    d->z = carve(c, chunk, w.z);
+    d->alpha = carve(c, chunk, m->delta.n_value);
+    d->beta = carve(c, chunk, m->delta.n_value);
     d->d = carve(c, chunk, m->dim);
     d->gate = carve(c, chunk, w.ff);
     d->up = carve(c, chunk, w.ff);
     d->router = carve(c, chunk, m->n_expert);
     d->expert_w = carve(c, chunk, m->n_expert_used);
     d->expert_ids = carve(c, chunk, m->n_expert_used);
+    d->shared_gate = carve(c, chunk, m->n_ff_shared > 0);
+    bool mtp = m->n_block > m->n_layer;
+    d->pair = carve(c, mtp ? 2 * (int64_t)chunk : 0, m->dim);
+    d->joined = carve(c, mtp ? 2 * (int64_t)chunk : 0, m->dim);
 }
 
 size_t decoder_scratch_bytes(const struct model *m, int chunk, int pass) {
@@ -65,8 +78,8 @@ size_t decoder_scratch_bytes(const struct model *m, int chunk, int pass) {
 
 void decoder_limits(struct ops_limits *out, const struct model *m, int chunk, int64_t n_ctx) {
     *out = (struct ops_limits){.n_tok = chunk, .cols = m->dim, .rows = m->n_vocab, .n_ctx = n_ctx,
-                               .n_expert = m->n_expert, .n_expert_used = m->n_expert_used};
-    for (int il = 0; il < m->n_layer; il++) {
+                               .n_expert = m->n_expert, .n_expert_used = m->n_expert_used, .delta = m->delta};
+    for (int il = 0; il < m->n_block; il++) {
         const struct layer *l = &m->layers[il];
         if (l->n_head > out->n_head) out->n_head = l->n_head;
         if (l->n_kv > out->n_kv) out->n_kv = l->n_kv;
@@ -81,14 +94,15 @@ void decoder_limits(struct ops_limits *out, const struct model *m, int chunk, in
 }
 
 int decoder_open(struct decoder **out, const struct model *m, struct ops *ops, const struct weights *w, struct kv *kv,
-                 int chunk, int pass, int64_t n_ctx, const float *rope_freqs, void *scratch) {
+                 struct state *state, int chunk, int pass, int64_t n_ctx, const float *rope_freqs, void *scratch) {
     if (chunk < 1 || pass < chunk) return err_set(ERR_ARG, "decoder: chunk %d, pass %d: need 1 <= chunk <= pass", chunk, pass);
     struct decoder *d = calloc(1, sizeof *d);
     if (!d) return err_set(ERR_NOMEM, "decoder: out of memory");
-    *d = (struct decoder){.model = m, .ops = ops, .w = w, .kv = kv, .chunk = chunk, .pass = pass};
+    *d = (struct decoder){.model = m, .ops = ops, .w = w, .kv = kv, .state = state, .chunk = chunk, .pass = pass};
     struct carver c = {.base = scratch};
     carve_all(d, &c, m, chunk, pass);
-    int rc = 0;
+    d->join = malloc(2 * (size_t)chunk * sizeof *d->join);
+    int rc = d->join ? 0 : err_set(ERR_NOMEM, "decoder: out of memory");
     for (int r = 0; r < m->n_rope && !rc; r++) {
         d->inv_freq[r] = malloc((size_t)(m->ropes[r].n_rot / 2) * sizeof(double));
         if (!d->inv_freq[r])
@@ -108,6 +122,7 @@ void decoder_close(struct decoder *d) {
     if (!d) return;
     free(d->inv_freq[0]);
     free(d->inv_freq[1]);
+    free(d->join);
     free(d);
 }
 
@@ -154,7 +169,7 @@ static int add_part(struct decoder *d, int il, float *x, enum layer_tensor post_
     return o->add(o, x, d->d, (int64_t)n * m->dim);
 }
 
-int decoder_mixer(struct decoder *d, int il, float *x, int t0, int n) {
+static int attn_mixer(struct decoder *d, int il, float *x, int t0, int n) {
     const struct model *m = d->model;
     const struct layer *l = &m->layers[il];
     const void *const *at = d->w->layers[il].at;
@@ -166,8 +181,11 @@ int decoder_mixer(struct decoder *d, int il, float *x, int t0, int n) {
     TRY(o->rmsnorm(o, d->h, x, at[LT_ATTN_NORM], n, m->dim, m->eps));
     struct mat wq = mat_of(&l->t[LT_ATTN_Q], at[LT_ATTN_Q]), wk = mat_of(&l->t[LT_ATTN_K], at[LT_ATTN_K]),
                wv = mat_of(&l->t[LT_ATTN_V], at[LT_ATTN_V]);
-    struct matmul qkv = {.x = d->h, .cols = m->dim, .n_tok = n, .n = 3,
-                         .out = {{&wq, d->q, at[LT_ATTN_Q_BIAS]}, {&wk, d->k, at[LT_ATTN_K_BIAS]}, {&wv, d->v, at[LT_ATTN_V_BIAS]}}};
+    struct mat wg = mat_of(&l->t[LT_ATTN_GATE], at[LT_ATTN_GATE]);
+    bool gated = l->t[LT_ATTN_GATE].bytes;
+    struct matmul qkv = {.x = d->h, .cols = m->dim, .n_tok = n, .n = gated ? 4 : 3,
+                         .out = {{&wq, d->q, at[LT_ATTN_Q_BIAS]}, {&wk, d->k, at[LT_ATTN_K_BIAS]}, {&wv, d->v, at[LT_ATTN_V_BIAS]},
+                                 {&wg, d->z, NULL}}};
     TRY(o->matmul(o, &qkv));
     struct rope_args rq = {.x = d->q, .n_tok = n, .n_head = l->n_head, .head_dim = l->head_dim_k, .norm = at[LT_ATTN_Q_NORM],
                            .eps = m->eps, .cs = cs, .n_rot = r->n_rot, .pairing = r->pairing};
@@ -181,10 +199,36 @@ int decoder_mixer(struct decoder *d, int il, float *x, int t0, int n) {
     struct attn_args a = {.o = d->o, .q = d->q, .kv = d->kv, .il = il, .pos0 = pos0, .n_tok = n, .n_head = l->n_head,
                           .scale = m->attn_scale, .window = l->window};
     TRY(o->attn(o, &a));
+    if (gated) TRY(o->glu(o, d->o, d->z, d->o, (int64_t)n * l->n_head * l->head_dim_v, ACT_SIGMOID));
     TRY(product(d, il, d->d, LT_ATTN_OUT, LT_ATTN_OUT_BIAS, d->o, n));
     return add_part(d, il, x, LT_POST_ATTN_NORM, n);
 }
 
+static int delta_mixer(struct decoder *d, int il, float *x, int n) {
+    const struct model *m = d->model;
+    const struct layer *l = &m->layers[il];
+    const void *const *at = d->w->layers[il].at;
+    struct ops *o = d->ops;
+    TRY(o->rmsnorm(o, d->h, x, at[LT_ATTN_NORM], n, m->dim, m->eps));
+    struct mat qkv = mat_of(&l->t[LT_DELTA_QKV], at[LT_DELTA_QKV]), z = mat_of(&l->t[LT_DELTA_Z], at[LT_DELTA_Z]),
+               beta = mat_of(&l->t[LT_DELTA_BETA], at[LT_DELTA_BETA]), alpha = mat_of(&l->t[LT_DELTA_ALPHA], at[LT_DELTA_ALPHA]);
+    struct matmul in = {.x = d->h, .cols = m->dim, .n_tok = n, .n = 4,
+                        .out = {{&qkv, d->q, NULL}, {&z, d->z, NULL}, {&beta, d->beta, NULL}, {&alpha, d->alpha, NULL}}};
+    TRY(o->matmul(o, &in));
+    struct delta_args a = {.y = d->o, .u = d->q, .z = d->z, .b = d->beta, .a = d->alpha, .conv = at[LT_DELTA_CONV],
+                           .dt = at[LT_DELTA_DT], .rate = at[LT_DELTA_RATE], .norm = at[LT_DELTA_NORM],
+                           .last = d->state ? state_last(d->state, il) : NULL, .s = d->state ? state_s(d->state, il) : NULL,
+                           .shape = m->delta, .n_tok = n, .eps = m->eps};
+    TRY(o->delta(o, &a));
+    TRY(product(d, il, d->d, LT_DELTA_OUT, LT_COUNT, d->o, n));
+    return o->add(o, x, d->d, (int64_t)n * m->dim);
+}
+
+int decoder_mixer(struct decoder *d, int il, float *x, int t0, int n) {
+    return d->model->layers[il].mixer == MIXER_DELTA ? delta_mixer(d, il, x, n) : attn_mixer(d, il, x, t0, n);
+}
+
+/* d->d = the FFN of every token, of width n_ff. */
 static int dense_ffn(struct decoder *d, int il, int n) {
     const struct layer *l = &d->model->layers[il];
     const void *const *at = d->w->layers[il].at;
@@ -212,22 +256,81 @@ static int expert_ffn(struct decoder *d, int il, int n) {
     return o->experts(o, &e);
 }
 
+/* x += sigma(gate x) * FFN(x), the expert of every token. Its products take the place of d->d: after the others' sum. */
+static int shared_ffn(struct decoder *d, int il, float *x, int n) {
+    const struct model *m = d->model;
+    const struct layer *l = &m->layers[il];
+    const void *const *at = d->w->layers[il].at;
+    struct ops *o = d->ops;
+    struct mat gate = mat_of(&l->t[LT_SHARED_GATE], at[LT_SHARED_GATE]), up = mat_of(&l->t[LT_SHARED_UP], at[LT_SHARED_UP]),
+               router = mat_of(&l->t[LT_SHARED_ROUTER], at[LT_SHARED_ROUTER]);
+    struct matmul gu = {.x = d->h, .cols = m->dim, .n_tok = n, .n = 3,
+                        .out = {{&gate, d->gate, NULL}, {&up, d->up, NULL}, {&router, d->shared_gate, NULL}}};
+    TRY(o->matmul(o, &gu));
+    TRY(o->glu(o, d->gate, d->gate, d->up, (int64_t)n * m->n_ff_shared, m->act));
+    TRY(product(d, il, d->d, LT_SHARED_DOWN, LT_COUNT, d->gate, n));
+    return o->add_gated(o, x, d->d, d->shared_gate, n, m->dim);
+}
+
 int decoder_ffn(struct decoder *d, int il, float *x, int t0, int n) {
     (void)t0; /* no position enters an FFN */
     const struct model *m = d->model;
     struct ops *o = d->ops;
     TRY(o->rmsnorm(o, d->h, x, d->w->layers[il].at[LT_FFN_NORM], n, m->dim, m->eps));
     TRY(m->layers[il].ffn == FFN_EXPERTS ? expert_ffn(d, il, n) : dense_ffn(d, il, n));
-    return add_part(d, il, x, LT_POST_FFN_NORM, n);
+    TRY(add_part(d, il, x, LT_POST_FFN_NORM, n));
+    return m->n_ff_shared ? shared_ffn(d, il, x, n) : 0;
 }
 
-int decoder_head(struct decoder *d, float *logits, const float *x, int n) {
+int decoder_norm(struct decoder *d, float *h, const float *x, int n) {
+    return d->ops->rmsnorm(d->ops, h, x, d->w->out_norm, n, d->model->dim, d->model->eps);
+}
+
+/* logits of normed states. */
+static int head_product(struct decoder *d, float *logits, const float *h, int n) {
     const struct model *m = d->model;
     struct ops *o = d->ops;
     struct mat out = mat_of(m->out.bytes ? &m->out : &m->embd, d->w->out);
-    TRY(o->rmsnorm(o, d->h, x, d->w->out_norm, n, m->dim, m->eps));
-    struct matmul mm = {.x = d->h, .cols = m->dim, .n_tok = n, .n = 1, .out = {{&out, logits, d->w->out_bias}}};
+    struct matmul mm = {.x = h, .cols = m->dim, .n_tok = n, .n = 1, .out = {{&out, logits, d->w->out_bias}}};
     TRY(o->matmul(o, &mm));
     if (m->logit_softcap > 0) TRY(o->softcap(o, logits, (int64_t)n * m->n_vocab, m->logit_softcap));
     return 0;
+}
+
+int decoder_head(struct decoder *d, float *logits, const float *x, int n) {
+    TRY(decoder_norm(d, d->h, x, n));
+    return head_product(d, logits, d->h, n);
+}
+
+/* x [n, dim] = MTP_PROJ [RMSNorm(embedding); RMSNorm(h)]. */
+static int mtp_input(struct decoder *d, int il, float *x, const float *h, const int32_t *ids, int n) {
+    const struct model *m = d->model;
+    const struct layer *l = &m->layers[il];
+    const void *const *at = d->w->layers[il].at;
+    struct ops *o = d->ops;
+    float *e = d->pair, *hh = d->pair ? d->pair + (size_t)n * (size_t)m->dim : NULL;
+    bool own = l->t[LT_MTP_EMBD].bytes;
+    struct mat embd = own ? mat_of(&l->t[LT_MTP_EMBD], at[LT_MTP_EMBD]) : mat_of(&m->embd, d->w->embd);
+    TRY(o->embed(o, e, &embd, ids, n, m->embd_scale));
+    TRY(o->rmsnorm(o, e, e, at[LT_MTP_EMBD_NORM], n, m->dim, m->eps));
+    TRY(o->rmsnorm(o, hh, h, at[LT_MTP_H_NORM], n, m->dim, m->eps));
+    for (int t = 0; t < n; t++) d->join[2 * t] = t, d->join[2 * t + 1] = n + t;
+    TRY(o->gather(o, d->joined, d->pair, d->join, 2 * n, m->dim));
+    return product(d, il, x, LT_MTP_PROJ, LT_COUNT, d->joined, n);
+}
+
+int decoder_mtp(struct decoder *d, int i, float *logits, float *h_out, const float *h, const int32_t *ids, int t0, int n) {
+    const struct model *m = d->model;
+    int il = m->n_layer + i;
+    if (i < 0 || il >= m->n_block) return err_set(ERR_ARG, "decoder: block %d for multi-token prediction is not loaded", i);
+    const struct layer *l = &m->layers[il];
+    const void *const *at = d->w->layers[il].at;
+    struct ops *o = d->ops;
+    float *x = h_out; /* the residual stream of the block, until it is normed */
+    TRY(mtp_input(d, il, x, h, ids, n));
+    TRY(decoder_mixer(d, il, x, t0, n));
+    TRY(decoder_ffn(d, il, x, t0, n));
+    TRY(o->rmsnorm(o, h_out, x, at[LT_MTP_OUT_NORM] ? at[LT_MTP_OUT_NORM] : d->w->out_norm, n, m->dim, m->eps));
+    if (!l->t[LT_MTP_OUT].bytes) return head_product(d, logits, h_out, n);
+    return product(d, il, logits, LT_MTP_OUT, LT_COUNT, h_out, n);
 }

@@ -11,6 +11,7 @@
 #include "core/ops.h"
 
 struct kv;
+struct state;
 
 /* Addresses of the weights for one back end. Vectors are f32, matrices are in strips. NULL: absent (all of them in a
  * dry run with the cost table). */
@@ -20,7 +21,7 @@ struct layer_weights {
 struct weights {
     const void *embd, *out; /* out == embd when tied */
     const float *out_norm, *out_bias;
-    struct layer_weights *layers; /* [n_layer] */
+    struct layer_weights *layers; /* [n_block] */
 };
 
 struct decoder {
@@ -28,6 +29,7 @@ struct decoder {
     struct ops *ops;
     const struct weights *w;
     struct kv *kv;
+    struct state *state;  /* ?of the Gated DeltaNet layers */
     int chunk;            /* most tokens of one call of a part */
     int pass;             /* most tokens between decoder_begin and the head */
     int64_t pos0;         /* of the pass under way */
@@ -36,12 +38,17 @@ struct decoder {
     /* Scratch, in the memory of the ops. */
     float *cs[2];         /* [pass, n_rot/2, 2] */
     float *h;             /* [chunk, dim] normed input of a part */
-    float *q, *k, *v, *o; /* [chunk, heads * head_dim] */
+    float *q, *k, *v, *o; /* [chunk, heads * head_dim]; in Gated DeltaNet layers q is u and o is y of struct delta_args */
+    float *z;             /* [chunk, heads * head_dim] gates of the mixer's output */
+    float *alpha, *beta;  /* [chunk, n_value] */
     float *d;             /* [chunk, dim] what a part adds to x */
     float *gate, *up;     /* [chunk, n_ff] */
     float *router;        /* [chunk, n_expert] */
     float *expert_w;      /* [chunk, n_used] */
     int32_t *expert_ids;  /* [chunk, n_used] */
+    float *shared_gate;   /* [chunk] */
+    float *pair, *joined; /* [2 * chunk, dim] and [chunk, 2 * dim]: embeddings and hidden states of decoder_mtp */
+    int32_t *join;        /* host [2 * chunk] order of the rows of `joined` in `pair`, owned */
 };
 
 /* Bytes of scratch for chunks of `chunk` and passes of `pass` tokens. SIZE_MAX on overflow. */
@@ -51,9 +58,10 @@ size_t decoder_scratch_bytes(const struct model *m, int chunk, int pass);
 void decoder_limits(struct ops_limits *out, const struct model *m, int chunk, int64_t n_ctx);
 
 /* scratch: decoder_scratch_bytes of memory of the back end, 64-byte aligned (NULL in dry runs); stays the caller's.
+ * state: that of the sequence whose KV is `kv`; NULL for models without (core/state.h) and in dry runs.
  * n_ctx is the configured context (longrope picks its factors by it). rope_freqs: ?host f32 divisors [n_rot/2]. */
 int decoder_open(struct decoder **out, const struct model *m, struct ops *ops, const struct weights *w, struct kv *kv,
-                 int chunk, int pass, int64_t n_ctx, const float *rope_freqs, void *scratch);
+                 struct state *state, int chunk, int pass, int64_t n_ctx, const float *rope_freqs, void *scratch);
 void decoder_close(struct decoder *d);
 
 /* Starts a pass of n_tok tokens at positions pos0..: fills the rotation tables. */
@@ -66,7 +74,16 @@ int decoder_embed(struct decoder *d, float *x, const int32_t *ids, int n);
 int decoder_mixer(struct decoder *d, int il, float *x, int t0, int n);
 int decoder_ffn(struct decoder *d, int il, float *x, int t0, int n);
 
+/* h [n, dim] = RMSNorm(x; output_norm): the hidden states that decoder_head multiplies, and what decoder_mtp starts from. */
+int decoder_norm(struct decoder *d, float *h, const float *x, int n);
 /* logits [n, n_vocab] of n <= chunk rows of x. */
 int decoder_head(struct decoder *d, float *logits, const float *x, int n);
+
+/* Multi-token prediction, for models with it (model_use_mtp): block `i` of n_mtp for n <= chunk tokens of a pass that
+ * decoder_begin has started. Row t holds h[t] [dim], the normed state of position p = pos0 + t0 + t (decoder_norm, or an
+ * earlier h_out) and ids[t], the token at p + 1; its KV goes to position p of the block's own layer, after those of all
+ * positions before. Gives h_out [n, dim], the normed state, and logits [n, n_vocab] of the token at p + 2; h_out may be h.
+ * (Positions enter by their differences only, so the block may count from p or p + 1 alike.) */
+int decoder_mtp(struct decoder *d, int i, float *logits, float *h_out, const float *h, const int32_t *ids, int t0, int n);
 
 #endif

@@ -121,17 +121,30 @@ int kv_advance(struct kv *kv, int64_t n_tok) {
     return 0;
 }
 
+/* First position of layer il that is still there. */
+static int64_t oldest(const struct kv *kv, int il) {
+    const struct kv_layer *l = &kv->layers[il];
+    int64_t first = (pages(kv->n_high) - l->n_slot) * KV_PAGE;
+    return l->ring && first > 0 ? first : 0;
+}
+
+/* The first layer whose ring has moved on too far; n_layer: none. */
+static int obstacle(const struct kv *kv, int64_t n) {
+    int il = 0;
+    while (il < kv->n_layer && (n == 0 || n == kv->n || n - kv->layers[il].window + 1 >= oldest(kv, il) || !oldest(kv, il))) il++;
+    return il;
+}
+
+bool kv_can_truncate(const struct kv *kv, int64_t n) { return n >= 0 && n <= kv->n && obstacle(kv, n) == kv->n_layer; }
+
 int kv_truncate(struct kv *kv, int64_t n) {
     if (n < 0 || n > kv->n)
         return err_set(ERR_ARG, "cannot roll back to position %lld: %lld are filled", (long long)n, (long long)kv->n);
+    int il = obstacle(kv, n);
+    if (il < kv->n_layer)
+        return err_set(ERR_ARG, "cannot roll back to position %lld: layer %d keeps a window of %lld and has positions from"
+                       " %lld only", (long long)n, il, (long long)kv->layers[il].window, (long long)oldest(kv, il));
     if (n == kv->n) return 0;
-    for (int il = 0; il < kv->n_layer && n > 0; il++) {
-        const struct kv_layer *l = &kv->layers[il];
-        int64_t oldest = (pages(kv->n_high) - l->n_slot) * KV_PAGE; /* position whose page is still there */
-        if (l->ring && oldest > 0 && n - l->window + 1 < oldest)
-            return err_set(ERR_ARG, "cannot roll back to position %lld: layer %d keeps a window of %lld and has positions from"
-                           " %lld only", (long long)n, il, (long long)l->window, (long long)oldest);
-    }
     kv->n = n;
     if (n == 0) kv->n_high = 0;
     return 0;

@@ -80,6 +80,7 @@ int kv_advance(struct kv *kv, int64_t n_tok);
 
 /* Forgets positions n.. (rollback). 0 always works. ERR_ARG: n > kv->n, or a ring no longer has the window before n. */
 int kv_truncate(struct kv *kv, int64_t n);
+bool kv_can_truncate(const struct kv *kv, int64_t n);
 
 /* Start of the page that holds position p of layer il, and of one head in it. */
 static inline unsigned char *kv_page(const struct kv *kv, int il, int64_t p) {

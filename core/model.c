@@ -101,8 +101,6 @@ static int read_arch(struct model_read *r) {
     if (!r->arch)
         return err_set(ERR_UNSUPPORTED, "%s: key general.architecture is \"%s\", which this program does not know",
                        gguf_path(r->g, 0), shown);
-    if (r->arch->missing)
-        return err_set(ERR_UNSUPPORTED, "%s: architecture %s: %s", gguf_path(r->g, 0), shown, r->arch->missing);
     snprintf(r->m->arch, sizeof r->m->arch, "%s", r->arch->name);
     if (!gguf_str(r->g, "general.name", &p, &n)) gguf_printable(r->m->name, sizeof r->m->name, p, n);
     return 0;
@@ -134,7 +132,8 @@ static int read_sizes(struct model_read *r) {
     if (!rc) rc = key_must_be(r, "attn_logit_softcapping", 0);
     if (rc) return rc;
     m->dim = (int)dim;
-    m->n_layer = (int)(blocks - nextn); /* blocks that predict further tokens come last and are not layers */
+    m->n_layer = m->n_block = (int)(blocks - nextn); /* blocks that predict further tokens come last and are not layers */
+    m->n_mtp = r->arch->flags & ARCH_HYBRID ? (int)nextn : 0;
     m->eps = (float)eps;
     m->logit_softcap = (float)softcap;
     m->act = r->arch->act;
@@ -162,43 +161,105 @@ static int read_experts(struct model_read *r) {
 
 /* --- layers ------------------------------------------------------------------------------------------------------- */
 
+static int blocks_of(const struct model *m) { return m->n_layer + m->n_mtp; }
+
+static int read_delta_shape(struct model_read *r) {
+    struct delta_shape *s = &r->m->delta;
+    int64_t n_key, n_value, dim, inner, conv;
+    char key[128];
+    int rc = key_int(r, &conv, "ssm.conv_kernel", 1, 64, MUST);
+    if (!rc) rc = key_int(r, &dim, "ssm.state_size", 1, 1 << 20, MUST);
+    if (!rc) rc = key_int(r, &n_key, "ssm.group_count", 1, MODEL_MAX_HEAD, MUST);
+    if (!rc) rc = key_int(r, &n_value, "ssm.time_step_rank", 1, MODEL_MAX_HEAD, MUST);
+    if (!rc) rc = key_int(r, &inner, "ssm.inner_size", 1, INT32_MAX, MUST);
+    if (rc) return rc;
+    if (conv != DELTA_CONV) return key_must_be(r, "ssm.conv_kernel", DELTA_CONV);
+    if (dim % 16 || dim > DELTA_MAX_DIM)
+        return err_set(ERR_UNSUPPORTED, "%s: key %s is %lld; supported are multiples of 16 up to %d", gguf_path(r->g, 0),
+                       full_key(key, sizeof key, r, "ssm.state_size"), (long long)dim, DELTA_MAX_DIM);
+    if (n_value % n_key || inner != n_value * dim)
+        return err_set(ERR_FORMAT, "%s: keys %s.ssm: %lld key heads, %lld value heads of %lld and inner size %lld do not go together",
+                       gguf_path(r->g, 0), r->arch->name, (long long)n_key, (long long)n_value, (long long)dim, (long long)inner);
+    *s = (struct delta_shape){.n_key = (int)n_key, .n_value = (int)n_value, .dim = (int)dim, .n_conv = DELTA_CONV,
+                              .tiled = r->arch->flags & ARCH_TILED};
+    return 0;
+}
+
+/* Every interval-th layer has attention, unless a truth value per layer says otherwise; the blocks after them have it. */
+static int read_mixers(struct model_read *r, int64_t *v) {
+    struct model *m = r->m;
+    int64_t interval = 4;
+    if (!(r->arch->flags & ARCH_HYBRID)) return 0;
+    int rc = read_delta_shape(r);
+    if (!rc) rc = key_int(r, &interval, "full_attention_interval", 1, MODEL_MAX_LAYER, MAY);
+    for (int i = 0; i < m->n_layer; i++) v[i] = (i + 1) % interval != 0;
+    if (!rc) rc = key_layers(r, v, m->n_layer, "attention.recurrent_layers", 0, 1, MAY);
+    for (int i = 0; i < m->n_layer && !rc; i++) m->layers[i].mixer = v[i] ? MIXER_DELTA : MIXER_ATTN;
+    return rc;
+}
+
+/* Some files give layers without attention 0 heads. */
+static int settle_heads(struct model_read *r, struct layer *l, int il, const char *kv_key) {
+    if (l->mixer == MIXER_DELTA) {
+        l->n_head = l->n_kv = 0;
+        return 0;
+    }
+    if (!l->n_head || !l->n_kv || l->n_head % l->n_kv)
+        return err_set(ERR_FORMAT, "%s: key %s: %d KV heads do not divide the %d heads of layer %d", gguf_path(r->g, 0), kv_key,
+                       l->n_kv, l->n_head, il);
+    return 0;
+}
+
 static int read_heads(struct model_read *r, int64_t *v) {
     struct model *m = r->m;
     char key[128], kv_key[128];
     int64_t dim_k = 0, dim_v = 0;
+    int n = blocks_of(m), least = r->arch->flags & ARCH_HYBRID ? 0 : 1;
     full_key(key, sizeof key, r, "attention.head_count");
     full_key(kv_key, sizeof kv_key, r, "attention.head_count_kv");
-    int rc = key_layers(r, v, m->n_layer, "attention.head_count", 1, MODEL_MAX_HEAD, MUST);
-    for (int i = 0; i < m->n_layer && !rc; i++) m->layers[i].n_head = (int)v[i];
-    if (!rc) rc = key_layers(r, v, m->n_layer, "attention.head_count_kv", 1, MODEL_MAX_HEAD, MAY);
-    for (int i = 0; i < m->n_layer && !rc; i++) m->layers[i].n_kv = (int)v[i];
+    int rc = key_layers(r, v, n, "attention.head_count", least, MODEL_MAX_HEAD, MUST);
+    for (int i = 0; i < n && !rc; i++) m->layers[i].n_head = (int)v[i];
+    if (!rc) rc = key_layers(r, v, n, "attention.head_count_kv", least, MODEL_MAX_HEAD, MAY);
+    for (int i = 0; i < n && !rc; i++) m->layers[i].n_kv = (int)v[i];
     if (!rc) rc = key_int(r, &dim_k, "attention.key_length", 1, MAX_HEAD_DIM, MAY);
     if (!rc) rc = key_int(r, &dim_v, "attention.value_length", 1, MAX_HEAD_DIM, MAY);
-    for (int i = 0; i < m->n_layer && !rc; i++) {
+    if (!rc && (!dim_k || !dim_v) && !m->layers[0].n_head)
+        return err_set(ERR_FORMAT, "%s: key %s: the first layer has no heads, and key_length and value_length are not both given",
+                       gguf_path(r->g, 0), key);
+    for (int i = 0, first = m->layers[0].n_head; i < n && !rc; i++) {
         struct layer *l = &m->layers[i];
-        int each = m->dim / m->layers[0].n_head;
-        if ((!dim_k || !dim_v) && m->dim % m->layers[0].n_head)
+        int each = first ? m->dim / first : 0;
+        if ((!dim_k || !dim_v) && m->dim % first)
             return err_set(ERR_FORMAT, "%s: key %s: %d heads do not divide the width %d, and key_length and value_length are not "
-                           "both given", gguf_path(r->g, 0), key, m->layers[0].n_head, m->dim);
+                           "both given", gguf_path(r->g, 0), key, first, m->dim);
         if ((!dim_k || !dim_v) && each > MAX_HEAD_DIM)
-            return err_set(ERR_FORMAT, "%s: key %s: %d heads of width %d; a head has at most %d", gguf_path(r->g, 0), key,
-                           m->layers[0].n_head, each, MAX_HEAD_DIM);
-        if (l->n_head % l->n_kv)
-            return err_set(ERR_FORMAT, "%s: key %s: %d KV heads do not divide the %d heads of layer %d", gguf_path(r->g, 0), kv_key,
-                           l->n_kv, l->n_head, i);
+            return err_set(ERR_FORMAT, "%s: key %s: %d heads of width %d; a head has at most %d", gguf_path(r->g, 0), key, first,
+                           each, MAX_HEAD_DIM);
+        rc = settle_heads(r, l, i, kv_key);
         l->head_dim_k = dim_k ? (int)dim_k : each;
         l->head_dim_v = dim_v ? (int)dim_v : each;
     }
     return rc;
 }
 
+/* The key may be missing; the tensor says it as well. */
+static int read_shared_expert(struct model_read *r) {
+    const struct gguf_tensor *t = gguf_tensor_find(r->g, "blk.0.ffn_gate_shexp.weight");
+    int64_t ff = t && t->dims[1] <= MAX_FF ? t->dims[1] : 0;
+    if (!(r->arch->flags & ARCH_SHARED_EXPERT)) return 0;
+    int rc = key_int(r, &ff, "expert_shared_feed_forward_length", 1, MAX_FF, ff ? MAY : MUST);
+    r->m->n_ff_shared = (int)ff;
+    return rc;
+}
+
 static int read_ffn(struct model_read *r, int64_t *v) {
     struct model *m = r->m;
     int64_t expert_ff = 0;
-    int rc = m->n_expert ? key_int(r, &expert_ff, "expert_feed_forward_length", 1, MAX_FF, MAY) : 0;
-    for (int i = 0; i < m->n_layer; i++) v[i] = expert_ff;
-    if (!rc && !expert_ff) rc = key_layers(r, v, m->n_layer, "feed_forward_length", 1, MAX_FF, MUST);
-    for (int i = 0; i < m->n_layer && !rc; i++) {
+    int n = blocks_of(m), rc = m->n_expert ? key_int(r, &expert_ff, "expert_feed_forward_length", 1, MAX_FF, MAY) : 0;
+    if (!rc) rc = read_shared_expert(r);
+    for (int i = 0; i < n; i++) v[i] = expert_ff;
+    if (!rc && !expert_ff) rc = key_layers(r, v, n, "feed_forward_length", 1, MAX_FF, MUST);
+    for (int i = 0; i < n && !rc; i++) {
         m->layers[i].ffn = m->n_expert ? FFN_EXPERTS : FFN_DENSE;
         m->layers[i].n_ff = (int)v[i];
     }
@@ -306,19 +367,38 @@ static int read_rope(struct model_read *r) {
     return m->n_rope == 2 ? key_float(r, &m->ropes[1].base, "rope.freq_base_swa", 1.0001, 1e15, MAY) : 0;
 }
 
+/* Positions of images have three components, and the sections say which pair turns by which. In a text all are the same,
+ * so that this is plain NEOX, unless a pair has none of the three. */
+static int check_sections(const struct model_read *r) {
+    char key[128];
+    int64_t s[3];
+    const struct gguf_kv *kv = gguf_find(r->g, full_key(key, sizeof key, r, "rope.dimension_sections"));
+    if (!kv) return 0;
+    for (int i = 0; i < 3; i++)
+        if (kv->type != GGUF_ARR || kv->n < 3 || !gguf_elem_i64(kv, i, &s[i]))
+            return err_set(ERR_FORMAT, "%s: key %s is not an array of 3 or 4 integers", gguf_path(r->g, 0), key);
+    for (int i = 0; i < r->m->ropes[0].n_rot / 2; i++)
+        if (i / 3 >= s[i % 3])
+            return err_set(ERR_UNSUPPORTED, "%s: key %s leaves pair %d of %d without a section", gguf_path(r->g, 0), key, i,
+                           r->m->ropes[0].n_rot / 2);
+    return 0;
+}
+
 /* ------------------------------------------------------------------------------------------------------------------ */
 
 static int read_layers(struct model_read *r) {
     struct model *m = r->m;
-    int64_t *v = calloc((size_t)m->n_layer, sizeof *v);
-    m->layers = calloc((size_t)m->n_layer, sizeof *m->layers);
+    int64_t *v = calloc((size_t)blocks_of(m), sizeof *v);
+    m->layers = calloc((size_t)blocks_of(m), sizeof *m->layers);
     m->n_rope = 1;
-    int rc = v && m->layers ? 0 : err_set(ERR_NOMEM, "%s: no memory for %d layers", gguf_path(r->g, 0), m->n_layer);
+    int rc = v && m->layers ? 0 : err_set(ERR_NOMEM, "%s: no memory for %d layers", gguf_path(r->g, 0), blocks_of(m));
+    if (!rc) rc = read_mixers(r, v);
     if (!rc) rc = read_heads(r, v);
     if (!rc) rc = read_ffn(r, v);
     if (!rc) rc = read_windows(r, v);
     if (!rc) rc = read_attn_scale(r);
     if (!rc) rc = read_rope(r);
+    if (!rc && r->arch->flags & ARCH_HYBRID) rc = check_sections(r);
     free(v);
     return rc;
 }
@@ -337,6 +417,13 @@ int model_open(struct model *out, const struct gguf *g) {
     if (!rc) rc = model_read_tensors(&r);
     if (rc) model_close(out);
     return rc;
+}
+
+int model_use_mtp(struct model *m) {
+    if (!m->n_mtp) return err_set(ERR_UNSUPPORTED, "this model has no block for multi-token prediction");
+    m->n_block = m->n_layer + m->n_mtp;
+    model_count(m);
+    return 0;
 }
 
 void model_close(struct model *m) {

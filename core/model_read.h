@@ -17,4 +17,7 @@ struct model_read {
 /* Finds every tensor of the model, checks type and exact shape, and sums parameters and bytes. Needs all else of *m. */
 int model_read_tensors(const struct model_read *r);
 
+/* Sets n_params and file_bytes. */
+void model_count(struct model *m);
+
 #endif

@@ -90,13 +90,22 @@ static struct tensor slice(const struct tensor *whole, int64_t row0, int64_t row
     return t;
 }
 
+/* Every second group of `group` rows of a matrix, from the first (which = 0) or the second one on. */
+static struct tensor every_second(const struct tensor *whole, int64_t group, int which) {
+    struct tensor t = slice(whole, which * group, whole->rows / 2);
+    t.group = group;
+    t.group_stride = whole->bytes / (size_t)whole->rows * (size_t)(2 * group);
+    return t;
+}
+
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 
 /* q, k and v as three tensors, or their rows as one. */
 static int take_qkv(const struct model_read *r, int il, const char *fused, const enum layer_tensor id[3], enum kind kind,
                     enum need need) {
     struct layer *l = &r->m->layers[il];
-    int64_t rows[3] = {(int64_t)l->n_head * l->head_dim_k, (int64_t)l->n_kv * l->head_dim_k, (int64_t)l->n_kv * l->head_dim_v};
+    int gated = kind == MATRIX && r->arch->flags & ARCH_HYBRID ? 2 : 1; /* each query head is followed by its gate */
+    int64_t rows[3] = {(int64_t)gated * l->n_head * l->head_dim_k, (int64_t)l->n_kv * l->head_dim_k, (int64_t)l->n_kv * l->head_dim_v};
     int64_t all = rows[0] + rows[1] + rows[2], at = 0;
     int rc = 0;
     if (has_layer(r, il, layer_tensor_name(id[0])) || !has_layer(r, il, fused)) {
@@ -114,17 +123,63 @@ static int take_qkv(const struct model_read *r, int il, const char *fused, const
 static int take_attn(const struct model_read *r, int il) {
     static const enum layer_tensor weights[3] = {LT_ATTN_Q, LT_ATTN_K, LT_ATTN_V};
     static const enum layer_tensor biases[3] = {LT_ATTN_Q_BIAS, LT_ATTN_K_BIAS, LT_ATTN_V_BIAS};
-    const struct layer *l = &r->m->layers[il];
+    struct layer *l = &r->m->layers[il];
     int dim = r->m->dim;
     unsigned flags = r->arch->flags;
     int rc = take_layer(r, il, LT_ATTN_NORM, vec(dim), MUST);
     if (!rc) rc = take_qkv(r, il, "attn_qkv.weight", weights, MATRIX, MUST);
+    if (!rc && flags & ARCH_HYBRID) {
+        struct tensor q = l->t[LT_ATTN_Q];
+        l->t[LT_ATTN_Q] = every_second(&q, l->head_dim_k, 0);
+        l->t[LT_ATTN_GATE] = every_second(&q, l->head_dim_k, 1);
+    }
     if (!rc) rc = take_qkv(r, il, "attn_qkv.bias", biases, VECTOR, flags & ARCH_QKV_BIAS ? MUST : MAY);
     if (!rc) rc = take_layer(r, il, LT_ATTN_OUT, mat((int64_t)l->n_head * l->head_dim_v, dim), MUST);
     if (!rc) rc = take_layer(r, il, LT_ATTN_OUT_BIAS, vec(dim), MAY);
     if (!rc && flags & ARCH_QK_NORM) rc = take_layer(r, il, LT_ATTN_Q_NORM, vec(l->head_dim_k), MUST);
     if (!rc && flags & ARCH_QK_NORM) rc = take_layer(r, il, LT_ATTN_K_NORM, vec(l->head_dim_k), MUST);
     if (!rc && flags & ARCH_POST_NORM) rc = take_layer(r, il, LT_POST_ATTN_NORM, vec(dim), MUST);
+    return rc;
+}
+
+/* --- Gated DeltaNet ------------------------------------------------------------------------------------------------- */
+
+/* beta and alpha of the value heads of each key head in turn. */
+static int take_ba(const struct model_read *r, int il) {
+    char name[GGUF_MAX_NAME + 1];
+    struct layer *l = &r->m->layers[il];
+    const struct delta_shape *s = &r->m->delta;
+    struct tensor ba;
+    int rc = take(r, &ba, layer_name(name, sizeof name, il, "ssm_ba.weight"), MATRIX, mat(r->m->dim, 2 * (int64_t)s->n_value), MUST);
+    if (rc) return rc;
+    l->t[LT_DELTA_BETA] = every_second(&ba, s->n_value / s->n_key, 0);
+    l->t[LT_DELTA_ALPHA] = every_second(&ba, s->n_value / s->n_key, 1);
+    return 0;
+}
+
+static int take_delta(const struct model_read *r, int il) {
+    const struct delta_shape *s = &r->m->delta;
+    struct tensor *conv = &r->m->layers[il].t[LT_DELTA_CONV];
+    int64_t dim = r->m->dim, inner = (int64_t)s->n_value * s->dim, channels = delta_conv_dim(s);
+    if (has_layer(r, il, "ssm_in.weight") && !has_layer(r, il, layer_tensor_name(LT_DELTA_QKV)))
+        return err_set(ERR_UNSUPPORTED, "%s: tensor blk.%d.ssm_in.weight: made by an early converter; convert the model again",
+                       gguf_path(r->g, 0), il);
+    int rc = take_layer(r, il, LT_ATTN_NORM, vec(dim), MUST);
+    if (!rc) rc = take_layer(r, il, LT_DELTA_QKV, mat(dim, channels), MUST);
+    if (!rc) rc = take_layer(r, il, LT_DELTA_Z, mat(dim, inner), MUST);
+    if (!rc) rc = take_layer(r, il, LT_DELTA_CONV, mat(s->n_conv, channels), MUST);
+    if (!rc) rc = take_layer(r, il, LT_DELTA_DT, vec(s->n_value), MUST);
+    if (!rc) rc = take_layer(r, il, LT_DELTA_RATE, vec(s->n_value), MUST);
+    if (!rc && has_layer(r, il, "ssm_ba.weight")) {
+        rc = take_ba(r, il);
+    } else {
+        if (!rc) rc = take_layer(r, il, LT_DELTA_ALPHA, mat(dim, s->n_value), MUST);
+        if (!rc) rc = take_layer(r, il, LT_DELTA_BETA, mat(dim, s->n_value), MUST);
+    }
+    if (!rc) rc = take_layer(r, il, LT_DELTA_NORM, vec(s->dim), MUST);
+    if (!rc) rc = take_layer(r, il, LT_DELTA_OUT, mat(inner, dim), MUST);
+    conv->cols *= conv->rows; /* a vector from here on */
+    conv->rows = 1;
     return rc;
 }
 
@@ -172,10 +227,36 @@ static int take_experts(const struct model_read *r, int il) {
     return rc;
 }
 
+static int take_shared(const struct model_read *r, int il) {
+    int dim = r->m->dim, ff = r->m->n_ff_shared;
+    int rc = take_layer(r, il, LT_SHARED_ROUTER, mat(dim, 1), MUST);
+    if (!rc) rc = take_layer(r, il, LT_SHARED_GATE, mat(dim, ff), MUST);
+    if (!rc) rc = take_layer(r, il, LT_SHARED_UP, mat(dim, ff), MUST);
+    if (!rc) rc = take_layer(r, il, LT_SHARED_DOWN, mat(ff, dim), MUST);
+    return rc;
+}
+
 static int take_ffn(const struct model_read *r, int il) {
-    int rc = take_layer(r, il, LT_FFN_NORM, vec(r->m->dim), MUST);
-    if (!rc) rc = r->m->layers[il].ffn == FFN_EXPERTS ? take_experts(r, il) : take_dense(r, il);
+    struct layer *l = &r->m->layers[il];
+    char name[GGUF_MAX_NAME + 1];
+    const char *norm = r->arch->flags & ARCH_HYBRID ? "post_attention_norm.weight" : layer_tensor_name(LT_FFN_NORM);
+    int rc = take(r, &l->t[LT_FFN_NORM], layer_name(name, sizeof name, il, norm), VECTOR, vec(r->m->dim), MUST);
+    if (!rc) rc = l->ffn == FFN_EXPERTS ? take_experts(r, il) : take_dense(r, il);
+    if (!rc && r->m->n_ff_shared) rc = take_shared(r, il);
     if (!rc && r->arch->flags & ARCH_POST_NORM) rc = take_layer(r, il, LT_POST_FFN_NORM, vec(r->m->dim), MUST);
+    return rc;
+}
+
+/* --- multi-token prediction ----------------------------------------------------------------------------------------- */
+
+static int take_mtp(const struct model_read *r, int il) {
+    int64_t dim = r->m->dim, vocab = r->m->n_vocab;
+    int rc = take_layer(r, il, LT_MTP_EMBD_NORM, vec(dim), MUST);
+    if (!rc) rc = take_layer(r, il, LT_MTP_H_NORM, vec(dim), MUST);
+    if (!rc) rc = take_layer(r, il, LT_MTP_PROJ, mat(2 * dim, dim), MUST);
+    if (!rc) rc = take_layer(r, il, LT_MTP_EMBD, mat(dim, vocab), MAY);
+    if (!rc) rc = take_layer(r, il, LT_MTP_OUT_NORM, vec(dim), MAY);
+    if (!rc) rc = take_layer(r, il, LT_MTP_OUT, mat(dim, vocab), MAY);
     return rc;
 }
 
@@ -223,20 +304,25 @@ static void count(struct model *m, const struct tensor *t) {
     m->file_bytes += t->bytes;
 }
 
-static void count_all(struct model *m) {
+void model_count(struct model *m) {
     const struct tensor *globals[] = {&m->embd, &m->out_norm, &m->out, &m->out_bias, &m->rope_freqs, &m->rope_long, &m->rope_short};
+    m->n_params = m->file_bytes = 0;
     for (size_t i = 0; i < sizeof globals / sizeof *globals; i++) count(m, globals[i]);
-    for (int il = 0; il < m->n_layer; il++)
+    for (int il = 0; il < m->n_block; il++)
         for (int t = 0; t < LT_COUNT; t++) count(m, &m->layers[il].t[t]);
 }
 
 int model_read_tensors(const struct model_read *r) {
+    struct model *m = r->m;
+    if (m->n_mtp && !has_layer(r, 0, layer_tensor_name(LT_ATTN_NORM)) && has_layer(r, m->n_layer, layer_tensor_name(LT_MTP_PROJ)))
+        return err_set(ERR_UNSUPPORTED, "%s: holds only a model's block for multi-token prediction, not the model", gguf_path(r->g, 0));
     int rc = take_globals(r);
     if (!rc) rc = settle_longrope(r);
-    for (int il = 0; il < r->m->n_layer && !rc; il++) {
-        rc = take_attn(r, il); /* layer.mixer will choose here */
+    for (int il = 0; il < m->n_layer + m->n_mtp && !rc; il++) {
+        rc = m->layers[il].mixer == MIXER_DELTA ? take_delta(r, il) : take_attn(r, il);
         if (!rc) rc = take_ffn(r, il);
+        if (!rc && il >= m->n_layer) rc = take_mtp(r, il);
     }
-    if (!rc) count_all(r->m);
+    if (!rc) model_count(m);
     return rc;
 }

@@ -12,7 +12,8 @@
  *           (d = 0: q = 0); integer products are exact inside a 32- or 16-element scale group, then scaled and summed in
  *           f32. The result of a token does not depend on which other tokens share the call.
  *   attn    scores, softmax and output sums in f32 whatever the KV type; q against quantised K in at least 16 bits.
- *   norms, RoPE, activations, router: f32 (sums of norms may be kept in double). */
+ *   norms, RoPE, activations, router: f32 (sums of norms may be kept in double).
+ *   delta   everything in f32, state included; sums of decay rates may be kept in double. */
 #ifndef LH_CORE_OPS_H
 #define LH_CORE_OPS_H
 
@@ -22,6 +23,19 @@
 #include <stdint.h>
 
 struct kv;
+
+/* Gated DeltaNet layers of a model. */
+struct delta_shape {
+    int n_key, n_value; /* heads of q and k, heads of v; n_key divides n_value */
+    int dim;            /* of every head, a multiple of 16, at most DELTA_MAX_DIM */
+    int n_conv;         /* taps of the convolution: DELTA_CONV */
+    bool tiled;         /* value head j reads key head j % n_key; otherwise j / (n_value / n_key) */
+};
+enum { DELTA_CONV = 4, DELTA_MAX_DIM = 256 };
+static inline int64_t delta_conv_dim(const struct delta_shape *s) { return (2 * (int64_t)s->n_key + s->n_value) * s->dim; }
+static inline int delta_key_head(const struct delta_shape *s, int j) {
+    return s->tiled ? j % s->n_key : j / (s->n_value / s->n_key);
+}
 
 /* Largest sizes that a session will ask for; back ends size their scratch with it at open. */
 struct ops_limits {
@@ -33,13 +47,14 @@ struct ops_limits {
     int64_t n_ctx;     /* positions */
     int n_expert;      /* experts per layer, 0: none */
     int n_expert_used; /* experts per token */
+    struct delta_shape delta; /* n_value 0: none */
 };
 
-enum act { ACT_SILU, ACT_GELU };             /* x*sigma(x); 0.5x(1+tanh(0.7978845608(x+0.044715x^3))) */
+enum act { ACT_SILU, ACT_GELU, ACT_SIGMOID }; /* x*sigma(x); 0.5x(1+tanh(0.7978845608(x+0.044715x^3))); sigma(x) */
 enum rope_pairing { ROPE_NORM, ROPE_NEOX };  /* pair i is (2i, 2i+1) or (i, i + n_rot/2) */
 
 /* Several products of one x: y[i][n_tok, w[i].rows] = x W[i]^T + bias[i]. x is quantised once for all of them. */
-enum { MATMUL_MAX = 3 };
+enum { MATMUL_MAX = 4 };
 struct matmul {
     const float *x; /* [n_tok, cols] */
     int64_t cols;
@@ -74,6 +89,31 @@ struct attn_args {
     int64_t window;  /* 0: all; else key allowed iff pos_q - pos_k < window */
 };
 
+/* Gated DeltaNet (Yang, Kautz, Hatamizadeh 2024) of the next n_tok tokens of a sequence. For each token in order:
+ *   c = silu(sum over i of conv[ch][i] * input[i]) per channel, input = the last n_conv values of u; c is q, k, v by head
+ *   q, k: each head divided by max(its length, eps); q also by sqrt(dim)
+ *   and for value head j, with q and k of its key head:
+ *   beta = sigma(b_j), decay = e^(rate_j * softplus(a_j + dt_j)), softplus(y) = y > 20 ? y : ln(1 + e^y)
+ *   S = decay S;  e = beta (v - S^T k);  S += k e^T;  o = S^T q
+ *   y_j = RMSNorm(o; norm, eps) * silu(z_j)
+ * Tokens may be taken one at a time or in chunks: with G_i the sums of ln decay inside a chunk that starts with S,
+ *   A_ij = beta_i (k_i . k_j) e^(G_i - G_j) for j < i;  (I + A) D = R, R_i = beta_i (v_i - e^(G_i) S^T k_i)
+ *   o_i = e^(G_i) S^T q_i + sum over j <= i of e^(G_i - G_j) (q_i . k_j) D_j;  S' = e^(G_C) S + sum of e^(G_C - G_j) k_j D_j^T. */
+struct delta_args {
+    float *y;               /* [n_tok, n_value, dim] */
+    float *u;               /* [n_tok, conv_dim]: heads of q, of k, of v before the convolution; overwritten */
+    const float *z;         /* [n_tok, n_value, dim] */
+    const float *b, *a;     /* [n_tok, n_value] */
+    const float *conv;      /* [conv_dim, n_conv], the last tap is that of the present input */
+    const float *dt, *rate; /* [n_value]; rate <= 0 */
+    const float *norm;      /* [dim] */
+    float *last;            /* [n_conv - 1, conv_dim] u of the tokens before, oldest first; updated */
+    float *s;               /* [n_value, dim of v, dim of k]: S^T of each value head; updated */
+    struct delta_shape shape;
+    int n_tok;
+    float eps;
+};
+
 /* Expert FFN of n_tok tokens: y = sum over chosen experts of weight * down(act(gate x) * up x). */
 struct experts_args {
     float *y;            /* [n_tok, dim], overwritten */
@@ -103,13 +143,16 @@ struct ops {
     /* Stores k [n_tok, n_kv, head_dim_k] and v [n_tok, n_kv, head_dim_v] at positions pos0.. of layer il. */
     int (*kv_put)(struct ops *o, struct kv *kv, int il, int64_t pos0, int n_tok, const float *k, const float *v);
     int (*attn)(struct ops *o, const struct attn_args *a);
-    /* y = act(gate) * up, n elements. y may be gate. */
+    int (*delta)(struct ops *o, const struct delta_args *a);
+    /* y = act(gate) * up, n elements. y may be gate or up. */
     int (*glu)(struct ops *o, float *y, const float *gate, const float *up, int64_t n, enum act act);
     /* Softmax over the n_expert logits of each token; the n_used largest (ties: lower id), in decreasing order, with
      * their probabilities, divided by their sum when `normalise`. */
     int (*route)(struct ops *o, int32_t *ids, float *weight, const float *logits, int n_tok, int n_expert, int n_used,
                  bool normalise);
     int (*experts)(struct ops *o, const struct experts_args *a);
+    /* x[t] += sigma(gate[t]) * d[t]: rows of dim elements, one gate per row. */
+    int (*add_gated)(struct ops *o, float *x, const float *d, const float *gate, int n_tok, int64_t dim);
     /* Rows of x [*, dim] at `rows` (host array [n]) gathered into y [n, dim]. */
     int (*gather)(struct ops *o, float *y, const float *x, const int32_t *rows, int n, int64_t dim);
     /* x[i] = cap * tanh(x[i] / cap) for the logit cap of some models. */

@@ -17,6 +17,8 @@ struct tensor {
     size_t bytes;    /* stack * rows * row bytes; 0: the tensor is absent */
     size_t stride;   /* from one matrix of the stack to the next in the file: bytes / stack, more for a slice of a stack
                         whose matrices hold other rows too (ffn_gate_up_exps) */
+    int64_t group;       /* rows that follow each other in the file; 0: all of them. Otherwise the rows interleave with those */
+    size_t group_stride; /* of another matrix, head by head: bytes from one group of rows to the next */
 };
 
 /* A matrix in its home: y[rows] = W[rows, cols] x[cols]. Bytes are in the strip layout of core/strip.h. */

@@ -59,7 +59,7 @@ static struct tensor expert_of(const struct tensor *stack, int e) {
     return t;
 }
 
-/* A layer's tensors up to LT_POST_ATTN_NORM are its attention's; the stacks are the experts'. */
+/* A layer's tensors up to LT_POST_ATTN_NORM are its mixer's; the stacks are the experts'. */
 static bool is_attn(int t) { return t <= LT_POST_ATTN_NORM; }
 static bool is_stack(int t) { return t == LT_MOE_GATE || t == LT_MOE_UP || t == LT_MOE_DOWN; }
 
@@ -83,7 +83,7 @@ static void add_layer(struct units *us, const struct model *m, int il) {
 }
 
 int model_units(struct unit **units, int *n, const struct model *m) {
-    size_t layers = (size_t)m->n_layer, experts = (size_t)m->n_expert;
+    size_t layers = (size_t)m->n_block, experts = (size_t)m->n_expert;
     size_t most = 2 + layers * (2 + experts), most_tensors = 7 + layers * (LT_COUNT + 3 * experts); /* 7 outside of layers */
     struct units us = {.v = calloc(1, most * sizeof *us.v + most_tensors * sizeof *us.next)};
     if (!us.v) return err_set(ERR_NOMEM, "no memory for %zu units", most);
@@ -93,7 +93,7 @@ int model_units(struct unit **units, int *n, const struct model *m) {
     add(&us, u, &m->rope_freqs, true);
     add(&us, u, &m->rope_long, true);
     add(&us, u, &m->rope_short, true);
-    for (int il = 0; il < m->n_layer; il++) add_layer(&us, m, il);
+    for (int il = 0; il < m->n_block; il++) add_layer(&us, m, il);
     u = begin(&us, UNIT_HEAD, -1, -1);
     u->tied = !m->out.bytes;
     add(&us, u, &m->out_norm, true);
@@ -116,7 +116,7 @@ bool model_uses(const struct model *m, const struct gguf_tensor *t) {
     const struct tensor *globals[] = {&m->embd, &m->out_norm, &m->out, &m->out_bias, &m->rope_freqs, &m->rope_long, &m->rope_short};
     for (size_t i = 0; i < sizeof globals / sizeof *globals; i++)
         if (within(globals[i], t)) return true;
-    for (int il = 0; il < m->n_layer; il++)
+    for (int il = 0; il < m->n_block; il++)
         for (int k = 0; k < LT_COUNT; k++)
             if (within(&m->layers[il].t[k], t)) return true;
     return false;

@@ -10,8 +10,8 @@ enum { UNIT_ALIGN = 64 };
 
 enum unit_kind {
     UNIT_EMBED,  /* token embedding, RoPE divisors; also the head's matrix when it is tied */
-    UNIT_ATTN,   /* norms, projections and biases of one layer's attention */
-    UNIT_FFN,    /* norms and dense FFN of one layer, or its router where there are experts */
+    UNIT_ATTN,   /* norms, projections and biases of one layer's attention or Gated DeltaNet */
+    UNIT_FFN,    /* norms and dense FFN of one layer, or its router and shared expert where there are experts */
     UNIT_EXPERT, /* gate, up and down of one expert of one layer */
     UNIT_HEAD,   /* final norm, output matrix and bias */
 };

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 size_t cpu_scratch_bytes(const struct cpu_opts *opts) {
-    return matmul_scratch_bytes(opts) + attn_scratch_bytes(opts) + elem_scratch_bytes(opts);
+    return matmul_scratch_bytes(opts) + attn_scratch_bytes(opts) + delta_scratch_bytes(opts) + elem_scratch_bytes(opts);
 }
 
 int cpu_open(struct cpu **out, const struct cpu_opts *opts) {
@@ -22,6 +22,7 @@ int cpu_open(struct cpu **out, const struct cpu_opts *opts) {
     if (!rc) rc = matmul_open(c);
     if (!rc) rc = attn_open(c);
     if (!rc) rc = elem_open(c);
+    if (!rc) rc = delta_open(c);
     c->opts.cores = NULL; /* the caller's array */
     if (rc) {
         cpu_close(c);
@@ -33,6 +34,7 @@ int cpu_open(struct cpu **out, const struct cpu_opts *opts) {
 
 void cpu_close(struct cpu *c) {
     if (!c) return;
+    delta_close(c);
     elem_close(c);
     attn_close(c);
     matmul_close(c);

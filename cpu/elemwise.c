@@ -95,6 +95,22 @@ static int op_glu(struct ops *o, float *y, const float *gate, const float *up, i
     return flat(o, glu_piece, &(struct flat_args){.y = y, .a = gate, .b = up, .n = n, .act = act});
 }
 
+struct gated_args {
+    float *x;
+    const float *d, *gate;
+    int64_t dim;
+};
+
+static void gated_row(const struct rows_job *j, int64_t t) {
+    const struct gated_args *a = j->args;
+    j->k->add_gated(a->x + t * a->dim, a->d + t * a->dim, a->gate[t], a->dim);
+}
+
+static int op_add_gated(struct ops *o, float *x, const float *d, const float *gate, int n_tok, int64_t dim) {
+    struct gated_args a = {x, d, gate, dim};
+    return for_rows(o, gated_row, &a, n_tok, dim);
+}
+
 static int op_softcap(struct ops *o, float *x, int64_t n, float cap) {
     return flat(o, softcap_piece, &(struct flat_args){.y = x, .n = n, .cap = cap});
 }
@@ -182,6 +198,7 @@ int elem_open(struct cpu *c) {
     c->ops.rmsnorm = op_rmsnorm;
     c->ops.add = op_add;
     c->ops.glu = op_glu;
+    c->ops.add_gated = op_add_gated;
     c->ops.softcap = op_softcap;
     c->ops.rope_table = op_rope_table;
     c->ops.rope = op_rope;

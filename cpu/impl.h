@@ -30,6 +30,7 @@ struct cpu {
     struct pool *pool;
     struct matmul_state *matmul; /* cpu/matmul.c */
     struct attn_state *attn;     /* cpu/attn.c */
+    struct delta_state *delta;   /* cpu/delta.c; NULL for models without */
     const struct kern_elem *elem; /* cpu/elemwise.c */
 };
 
@@ -40,6 +41,9 @@ void matmul_close(struct cpu *c);
 size_t attn_scratch_bytes(const struct cpu_opts *o);
 int attn_open(struct cpu *c);
 void attn_close(struct cpu *c);
+size_t delta_scratch_bytes(const struct cpu_opts *o);
+int delta_open(struct cpu *c);
+void delta_close(struct cpu *c);
 size_t elem_scratch_bytes(const struct cpu_opts *o);
 int elem_open(struct cpu *c);
 void elem_close(struct cpu *c);

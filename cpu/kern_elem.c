@@ -52,8 +52,18 @@ static inline vf gelu(vf x) {
 static void glu(float *y, const float *gate, const float *up, int64_t n, enum act act) {
     if (act == ACT_SILU)
         GLU(silu);
-    else
+    else if (act == ACT_GELU)
         GLU(gelu);
+    else
+        GLU(sigmoid);
+}
+
+static void add_gated(float *x, const float *d, float gate, int64_t n) {
+    vf s = sigmoid(vf_set1(gate));
+    int64_t i = 0;
+    for (; i + VLEN <= n; i += VLEN) vf_store(x + i, vf_fma(s, vf_load(d + i), vf_load(x + i)));
+    int rest = (int)(n - i);
+    if (rest) vf_store_n(x + i, vf_fma(s, vf_load_n(d + i, rest), vf_load_n(x + i, rest)), rest);
 }
 
 static void rotate(float *x, const float *cs, int n_pair, enum rope_pairing pairing) {
@@ -69,4 +79,4 @@ static void softcap(float *x, int64_t n, float cap) {
     for (int64_t i = 0; i < n; i++) x[i] = cap * tanhf(x[i] / cap);
 }
 
-const struct kern_elem KERN_SYM(kern_elem) = {rmsnorm, add, glu, rotate, softcap};
+const struct kern_elem KERN_SYM(kern_elem) = {rmsnorm, add, glu, add_gated, rotate, softcap};

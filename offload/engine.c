@@ -5,6 +5,7 @@
 #include "core/gguf.h"
 #include "core/mem.h"
 #include "core/quant.h"
+#include "core/state.h"
 #include "cpu/pool.h"
 #include "offload/clock.h"
 #include "offload/session.h"
@@ -28,6 +29,10 @@ struct session {
     struct plan plan;
     struct cpu *cpu;
     struct kv *kv;
+    struct state *state, *saved; /* NULL for models without; saved: the state at position saved_n */
+    int64_t saved_n;             /* -1: nothing is saved */
+    bool marked;                 /* by session_mark: passes do not replace it */
+    bool lost;                   /* a pass failed half way and `state` is of no position */
     struct decoder *decoder;
     float *rope_freqs; /* ?[n_rot/2] */
     void *scratch;     /* of the decoder */
@@ -68,6 +73,11 @@ const struct model *engine_model(const struct engine *e) { return &e->model; }
 const struct topo *engine_topo(const struct engine *e) { return e->topo; }
 double engine_load_s(const struct engine *e) { return e->load_s; }
 
+int engine_use_mtp(struct engine *e) {
+    if (e->home) return err_set(ERR_ARG, "engine: the weights are loaded already");
+    return model_use_mtp(&e->model);
+}
+
 int engine_tokenizer(struct engine *e, const struct tokenizer **out) {
     int rc = e->tok ? 0 : tokenizer_from_gguf(&e->tok, e->gguf);
     if (rc) return rc;
@@ -95,13 +105,13 @@ int engine_load(struct engine *e, int n_thread, progress_fn progress, void *arg,
 }
 
 int session_kv_spec(struct kv_spec *spec, struct kv_shape **shapes, const struct model *m, const struct plan *p) {
-    *shapes = calloc((size_t)m->n_layer, sizeof **shapes);
+    *shapes = calloc((size_t)m->n_block, sizeof **shapes);
     if (!*shapes) return err_set(ERR_NOMEM, "session: out of memory");
-    for (int il = 0; il < m->n_layer; il++) {
+    for (int il = 0; il < m->n_block; il++) {
         const struct layer *l = &m->layers[il];
         (*shapes)[il] = (struct kv_shape){l->n_kv, l->head_dim_k, l->head_dim_v, l->window};
     }
-    *spec = (struct kv_spec){m->n_layer, *shapes, p->n_ctx, p->chunk_tokens, p->type_k, p->type_v};
+    *spec = (struct kv_spec){m->n_block, *shapes, p->n_ctx, p->chunk_tokens, p->type_k, p->type_v};
     return 0;
 }
 
@@ -152,6 +162,14 @@ static int open_kv(struct session *s) {
     return rc;
 }
 
+static int open_state(struct session *s) {
+    const struct model *m = &s->engine->model;
+    s->saved_n = -1;
+    if (!state_bytes(m)) return 0;
+    int rc = state_open(&s->state, m);
+    return rc ? rc : state_open(&s->saved, m);
+}
+
 int session_open(struct session **out, struct engine *e, const struct plan *p) {
     if (!e->home) return err_set(ERR_ARG, "session: load the weights first");
     struct session *s = calloc(1, sizeof *s);
@@ -160,14 +178,15 @@ int session_open(struct session **out, struct engine *e, const struct plan *p) {
     s->plan = *p;
     const struct model *m = &e->model;
     int rc = open_kv(s);
+    if (!rc) rc = open_state(s);
     if (!rc) rc = open_cpu(s);
     if (!rc) rc = read_rope_freqs(s);
     if (!rc && !(s->scratch = mem_alloc(decoder_scratch_bytes(m, p->chunk_tokens, p->chunk_tokens), 64, "scratch"))) rc = ERR_NOMEM;
     if (!rc && !(s->x = mem_alloc(size_mul3((size_t)p->chunk_tokens, (size_t)m->dim, sizeof(float)), 64, "hidden states"))) rc = ERR_NOMEM;
     if (!rc && !(s->logits = mem_alloc(size_mul3((size_t)p->logits_rows, (size_t)m->n_vocab, sizeof(float)), 64, "logits"))) rc = ERR_NOMEM;
     if (!rc)
-        rc = decoder_open(&s->decoder, m, cpu_ops(s->cpu), home_weights(e->home), s->kv, p->chunk_tokens, p->chunk_tokens, p->n_ctx,
-                          s->rope_freqs, s->scratch);
+        rc = decoder_open(&s->decoder, m, cpu_ops(s->cpu), home_weights(e->home), s->kv, s->state, p->chunk_tokens, p->chunk_tokens,
+                          p->n_ctx, s->rope_freqs, s->scratch);
     if (rc) {
         session_close(s);
         return rc;
@@ -185,6 +204,8 @@ void session_close(struct session *s) {
     mem_free(s->scratch);
     free(s->rope_freqs);
     cpu_close(s->cpu);
+    state_close(s->saved);
+    state_close(s->state);
     kv_close(s->kv);
     free(s->cores);
     free(s);
@@ -214,21 +235,44 @@ static int emit_logits(struct session *s, int n, enum session_logits want, const
     return 0;
 }
 
+static void save_state(struct session *s) {
+    state_copy(s->saved, s->state);
+    s->saved_n = s->kv->n;
+}
+
+/* Recurrent state is saved before passes that are long compared to the copy. Others are not interrupted half way. */
+static bool pass_saves(const struct session *s, int n) { return s->state && n > 1 && !s->marked; }
+
+/* After a failed pass. */
+static void take_back(struct session *s) {
+    s->lost = s->state && s->saved_n != s->kv->n;
+    if (s->state && !s->lost) state_copy(s->state, s->saved);
+}
+
+/* The layers of one pass. */
+static int run_layers(struct session *s, int n, const struct session_hooks *h) {
+    const struct model *m = &s->engine->model;
+    bool whole = s->state && s->saved_n != s->kv->n;
+    int rc = 0;
+    for (int il = 0; il < m->n_layer && !rc; il++) {
+        if (h->stop && *h->stop && (il == 0 || !whole)) return err_set(ERR_INTERRUPTED, "interrupted");
+        rc = decoder_mixer(s->decoder, il, s->x, 0, n);
+        if (!rc) rc = decoder_ffn(s->decoder, il, s->x, 0, n);
+        if (!rc && !finite_row(s->x + (int64_t)(n - 1) * m->dim, m->dim))
+            rc = err_set(ERR_NUMERIC, "layer %d: the hidden state of position %lld is not finite", il, (long long)(s->kv->n + n - 1));
+    }
+    return rc;
+}
+
 /* One pass of n <= chunk_tokens tokens. On failure the KV is as before. */
 static int run_pass(struct session *s, const int32_t *ids, int n, enum session_logits want, const struct session_hooks *h) {
-    const struct model *m = &s->engine->model;
-    struct decoder *d = s->decoder;
     int64_t pos0 = s->kv->n;
-    int rc = decoder_begin(d, pos0, n);
-    if (!rc) rc = decoder_embed(d, s->x, ids, n);
-    for (int il = 0; il < m->n_layer && !rc; il++) {
-        if (h->stop && *h->stop) return err_set(ERR_INTERRUPTED, "interrupted");
-        rc = decoder_mixer(d, il, s->x, 0, n);
-        if (!rc) rc = decoder_ffn(d, il, s->x, 0, n);
-        if (!rc && !finite_row(s->x + (int64_t)(n - 1) * m->dim, m->dim))
-            rc = err_set(ERR_NUMERIC, "layer %d: the hidden state of position %lld is not finite", il, (long long)(pos0 + n - 1));
-    }
+    if (pass_saves(s, n)) save_state(s);
+    int rc = decoder_begin(s->decoder, pos0, n);
+    if (!rc) rc = decoder_embed(s->decoder, s->x, ids, n);
+    if (!rc) rc = run_layers(s, n, h);
     if (!rc) rc = kv_advance(s->kv, n);
+    if (rc) take_back(s);
     if (!rc && want != LOGITS_NONE) rc = emit_logits(s, n, want, h, pos0);
     return rc;
 }
@@ -242,6 +286,9 @@ int session_eval(struct session *s, const int32_t *ids, int n, enum session_logi
     for (int i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= s->engine->model.n_vocab)
             return err_set(ERR_ARG, "token id %d is outside of the vocabulary (0..%d)", ids[i], s->engine->model.n_vocab - 1);
+    if (s->lost)
+        return err_set(ERR_ARG, "an evaluation failed half way through position %lld: truncate to %lld first", (long long)s->kv->n,
+                       (long long)session_nearest(s, s->kv->n));
     if (h->progress) h->progress(h->arg, 0, n);
     for (int done = 0; done < n;) {
         int now = n - done < s->plan.chunk_tokens ? n - done : s->plan.chunk_tokens;
@@ -258,8 +305,43 @@ const float *session_logits(const struct session *s) { return s->last; }
 
 int64_t session_pos(const struct session *s) { return s->kv->n; }
 
-int session_truncate(struct session *s, int64_t pos) { return kv_truncate(s->kv, pos); }
+int64_t session_nearest(const struct session *s, int64_t pos) {
+    int64_t n = s->kv->n;
+    if (pos > n) pos = n;
+    if (s->state && (pos < n || s->lost)) pos = s->saved_n >= 0 && s->saved_n <= pos ? s->saved_n : 0;
+    return kv_can_truncate(s->kv, pos) ? pos : 0;
+}
 
-int session_fill_synthetic(struct session *s, int64_t n, uint64_t seed) { return kv_fill_synthetic(s->kv, n, seed); }
+int session_truncate(struct session *s, int64_t pos) {
+    bool moves = s->state && (pos != s->kv->n || s->lost);
+    if (moves && pos > 0 && pos < s->kv->n && pos != s->saved_n)
+        return err_set(ERR_ARG, "cannot roll back to position %lld: the recurrent state of this model goes back to %lld only",
+                       (long long)pos, (long long)session_nearest(s, pos));
+    int rc = kv_truncate(s->kv, pos);
+    if (rc || !moves) return rc;
+    if (pos == s->saved_n)
+        state_copy(s->state, s->saved);
+    else
+        state_reset(s->state);
+    if (s->saved_n > pos) s->saved_n = -1, s->marked = false;
+    s->lost = false;
+    return 0;
+}
+
+int session_mark(struct session *s) {
+    if (s->lost) return err_set(ERR_ARG, "an evaluation failed half way: there is no state to keep");
+    if (s->state) save_state(s);
+    s->marked = s->state != NULL;
+    return 0;
+}
+
+int session_fill_synthetic(struct session *s, int64_t n, uint64_t seed) {
+    int rc = kv_fill_synthetic(s->kv, n, seed);
+    if (rc || !s->state) return rc;
+    state_fill_synthetic(s->state, seed);
+    s->saved_n = -1;
+    s->marked = s->lost = false;
+    return 0;
+}
 
 void session_rest(struct session *s) { pool_rest(cpu_pool(s->cpu)); }

@@ -28,6 +28,9 @@ const struct gguf *engine_gguf(const struct engine *e);
 const struct model *engine_model(const struct engine *e);
 const struct topo *engine_topo(const struct engine *e);
 
+/* Loads the blocks for multi-token prediction too: before plan_make and engine_load. ERR_UNSUPPORTED: the model has none. */
+int engine_use_mtp(struct engine *e);
+
 /* The tokenizer, made at the first call: a bench needs none. Owned by the engine. */
 int engine_tokenizer(struct engine *e, const struct tokenizer **out);
 
@@ -44,7 +47,8 @@ struct session_hooks {
     int (*logits)(void *arg, int64_t pos, const float *logits);
     void (*progress)(void *arg, int done, int total); /* tokens of this call */
     void *arg;
-    const volatile sig_atomic_t *stop; /* non-zero: ERR_INTERRUPTED at the next layer; the pass under way is taken back */
+    const volatile sig_atomic_t *stop; /* non-zero: ERR_INTERRUPTED at the next layer; the pass under way is taken back. (A
+                                          pass of one token of a model with recurrent state is finished first.) */
 };
 
 /* The weights must be loaded. ERR_NOMEM leaves nothing behind. */
@@ -53,15 +57,22 @@ void session_close(struct session *s);
 
 /* Evaluates n tokens at positions session_pos.. in passes of at most chunk_tokens.
  * ERR_ARG: more than n_ctx positions, an id outside of the vocabulary. ERR_NUMERIC: not finite (names layer, position).
- * On failure the tokens of completed passes stay. */
+ * On failure the tokens of completed passes stay (a recurrent state may have to be truncated: session_nearest). */
 int session_eval(struct session *s, const int32_t *ids, int n, enum session_logits want, const struct session_hooks *hooks);
 
 /* Logits [n_vocab] of the last position evaluated with LOGITS_LAST or LOGITS_ALL. */
 const float *session_logits(const struct session *s);
 
 int64_t session_pos(const struct session *s);
-/* Forgets everything from position pos on. ERR_ARG: pos is not within the text so far, or a sliding window has moved on. */
+/* Forgets everything from position pos on. 0 and the present position always work. ERR_ARG: pos is not within the text so
+ * far, a sliding window has moved on, or the model has a recurrent state (Gated DeltaNet), which goes back only to where it
+ * was saved: the last session_mark, without one the start of the last pass of more than one token. */
 int session_truncate(struct session *s, int64_t pos);
+/* The largest position up to pos that session_truncate takes. */
+int64_t session_nearest(const struct session *s, int64_t pos);
+/* Saves the recurrent state, so that session_truncate comes back to the present position, bit for bit; until it goes back
+ * behind it. Without a recurrent state this does nothing. */
+int session_mark(struct session *s);
 /* Fills positions 0..n-1 with plausible random KV instead of a prefill. What follows is a speed, never an answer. */
 int session_fill_synthetic(struct session *s, int64_t n, uint64_t seed);
 /* Lets the worker threads sleep until the next call. */

@@ -45,7 +45,7 @@ static void visit_all(const struct model *m, struct weights *w, visit_fn visit, 
     visit(arg, &m->out_norm, true, w ? (const void **)&w->out_norm : &none);
     visit(arg, &m->out, false, w ? &w->out : &none);
     visit(arg, &m->out_bias, true, w ? (const void **)&w->out_bias : &none);
-    for (int il = 0; il < m->n_layer; il++)
+    for (int il = 0; il < m->n_block; il++)
         for (int t = 0; t < LT_COUNT; t++)
             visit(arg, &m->layers[il].t[t], layer_tensor_is_vector(t), w ? &w->layers[il].at[t] : &none);
 }
@@ -96,8 +96,8 @@ int home_open(struct home **out, const struct model *m) {
     struct home *h = calloc(1, sizeof *h);
     if (!h) return err_set(ERR_NOMEM, "home: out of memory");
     h->model = m;
-    h->pieces = calloc((size_t)m->n_layer * LT_COUNT + 4, sizeof *h->pieces);
-    h->weights.layers = calloc((size_t)m->n_layer, sizeof *h->weights.layers);
+    h->pieces = calloc((size_t)m->n_block * LT_COUNT + 4, sizeof *h->pieces);
+    h->weights.layers = calloc((size_t)m->n_block, sizeof *h->weights.layers);
     if (!h->pieces || !h->weights.layers) {
         home_close(h);
         return err_set(ERR_NOMEM, "home: out of memory");
@@ -169,6 +169,20 @@ static const struct piece *piece_of(const struct home *h, int task) {
     return &h->pieces[lo];
 }
 
+/* Rows row0 .. row0 + rows of a matrix that begins at `offset`. */
+static int read_rows(const struct gguf *g, const struct tensor *t, uint64_t offset, int64_t row0, int64_t rows, size_t row_bytes,
+                     char *buf) {
+    int64_t group = t->group ? t->group : t->rows;
+    int rc = 0;
+    for (int64_t r = row0, n; r < row0 + rows && !rc; r += n, buf += (size_t)n * row_bytes) {
+        int64_t within = r % group;
+        n = group - within < row0 + rows - r ? group - within : row0 + rows - r;
+        rc = gguf_read(g, t->shard, offset + (uint64_t)(r / group) * t->group_stride + (uint64_t)within * row_bytes, buf,
+                       (size_t)n * row_bytes);
+    }
+    return rc;
+}
+
 static int load_strips(struct load_job *j, const struct piece *p, int task, char *buf, size_t *bytes) {
     int matrix = (task - p->first_task) / p->tasks_per_matrix, run = (task - p->first_task) % p->tasks_per_matrix;
     const struct tensor *t = p->t;
@@ -177,8 +191,7 @@ static int load_strips(struct load_job *j, const struct piece *p, int task, char
     int64_t rows = (int64_t)p->strips_per_task * STRIP_ROWS;
     if (rows > t->rows - row0) rows = t->rows - row0;
     *bytes = (size_t)rows * row_bytes;
-    uint64_t offset = t->offset + (uint64_t)matrix * t->stride + (uint64_t)row0 * row_bytes;
-    int rc = gguf_read(j->g, t->shard, offset, buf, *bytes);
+    int rc = read_rows(j->g, t, t->offset + (uint64_t)matrix * t->stride, row0, rows, row_bytes, buf);
     if (rc) return rc;
     char *dst = p->at + (size_t)matrix * p->strips.bytes + (size_t)strip0 * p->strips.strip_bytes;
     for (int64_t r = 0; r < rows; r += STRIP_ROWS) {

@@ -7,6 +7,7 @@
 #include "core/kv.h"
 #include "core/mem.h"
 #include "core/quant.h"
+#include "core/state.h"
 #include "cpu/cpu.h"
 #include "offload/home.h"
 #include "offload/session.h"
@@ -18,7 +19,7 @@
 enum { CHUNK_DEFAULT = 512, RUNTIME_BYTES = 64 << 20, MIB = 1 << 20 };
 
 static int kv_bytes(size_t *out, const struct model *m, const struct plan *p) {
-    struct kv_layer *layers = calloc((size_t)m->n_layer, sizeof *layers);
+    struct kv_layer *layers = calloc((size_t)m->n_block, sizeof *layers);
     struct kv_spec spec;
     struct kv_shape *shapes;
     int rc = session_kv_spec(&spec, &shapes, m, p);
@@ -35,12 +36,12 @@ static int dry_run(struct plan *p, const struct model *m) {
     cost_open(&c);
     struct kv_spec spec;
     struct kv_shape *shapes = NULL;
-    struct kv kv = {.n_layer = m->n_layer, .n_ctx = p->n_ctx, .layers = calloc((size_t)m->n_layer, sizeof *kv.layers)};
-    struct weights w = {.layers = calloc((size_t)m->n_layer, sizeof *w.layers)};
+    struct kv kv = {.n_layer = m->n_block, .n_ctx = p->n_ctx, .layers = calloc((size_t)m->n_block, sizeof *kv.layers)};
+    struct weights w = {.layers = calloc((size_t)m->n_block, sizeof *w.layers)};
     struct decoder *d = NULL;
     int rc = kv.layers && w.layers ? session_kv_spec(&spec, &shapes, m, p) : err_set(ERR_NOMEM, "plan: out of memory");
     if (!rc) rc = kv_plan(kv.layers, &kv.bytes, &spec);
-    if (!rc) rc = decoder_open(&d, m, &c.ops, &w, &kv, 1, 1, p->n_ctx, NULL, NULL);
+    if (!rc) rc = decoder_open(&d, m, &c.ops, &w, &kv, NULL, 1, 1, p->n_ctx, NULL, NULL);
     if (!rc) {
         int64_t depth = p->n_ctx - 1;
         int32_t id = 0;
@@ -53,6 +54,7 @@ static int dry_run(struct plan *p, const struct model *m) {
         if (!rc) rc = decoder_head(d, NULL, NULL, 1);
         p->weight_bytes_per_tok = c.weight_bytes;
         p->kv_bytes_per_position = c.kv_read_bytes / (double)p->n_ctx;
+        p->state_bytes_per_tok = c.state_bytes / 2;
     }
     decoder_close(d);
     free(shapes);
@@ -72,12 +74,13 @@ static int fill(struct plan *p, const struct model *m, const struct plan_request
     p->weights_bytes = home_bytes(m);
     int rc = kv_bytes(&p->kv_bytes, m, p);
     if (rc) return rc;
+    p->state_bytes = p->saved_bytes = state_bytes(m);
     p->scratch_bytes = session_scratch_bytes(m, p);
     p->load_bytes = (size_t)p->n_thread * MIB;
     size_t run = 0, load = 0;
     bool ok = p->weights_bytes != SIZE_MAX && p->scratch_bytes != SIZE_MAX && size_add(&run, p->kv_bytes, p->scratch_bytes) &&
-              size_add(&run, run, p->state_bytes) && size_add(&run, run, p->weights_bytes) && size_add(&run, run, p->runtime_bytes) &&
-              size_add(&load, p->weights_bytes, p->load_bytes) && size_add(&load, load, p->runtime_bytes);
+              size_add(&run, run, p->state_bytes) && size_add(&run, run, p->saved_bytes) &&
+              size_add(&run, run, p->weights_bytes) && size_add(&run, run, p->runtime_bytes) && size_add(&load, p->weights_bytes, p->load_bytes) && size_add(&load, load, p->runtime_bytes);
     if (!ok)
         return err_set(ERR_BUDGET, "a context of %lld tokens needs more memory than 64 bits can count", (long long)p->n_ctx);
     p->host_bytes = run > load ? run : load;
@@ -117,9 +120,10 @@ int plan_make(struct plan *out, const struct model *m, const struct plan_request
         snprintf(what, sizeof what, "%s%lld tokens of context would fit%s", fits ? "" : "not even ", fits ? (long long)fits : 256LL,
                  q8 ? ", or all of it with -ctk q8_0 -ctv q8_0" : "");
         return err_set(ERR_BUDGET,
-                       "does not fit: %lld tokens of context need %.1f MiB (weights %.1f + KV %.1f + scratch %.1f + program %.1f), "
-                       "%.1f MiB are available, %.1f MiB too few; %s",
-                       (long long)out->n_ctx, mib(out->host_bytes), mib(out->weights_bytes), mib(out->kv_bytes), mib(out->scratch_bytes),
+                       "does not fit: %lld tokens of context need %.1f MiB (weights %.1f + KV %.1f + state %.1f + "
+                       "scratch %.1f + program %.1f), %.1f MiB are available, %.1f MiB too few; %s",
+                       (long long)out->n_ctx, mib(out->host_bytes), mib(out->weights_bytes), mib(out->kv_bytes),
+                       mib(out->state_bytes + out->saved_bytes), mib(out->scratch_bytes),
                        mib(out->runtime_bytes), mib(r->host_limit), mib(out->host_bytes - r->host_limit), what);
     }
     return dry_run(out, m);

@@ -28,7 +28,8 @@ struct plan {
     /* Host bytes, exact: what is allocated. */
     size_t weights_bytes;
     size_t kv_bytes;      /* for n_ctx positions of every layer */
-    size_t state_bytes;   /* recurrent state; none in the present architectures */
+    size_t state_bytes;   /* recurrent state of Gated DeltaNet layers, 0: none */
+    size_t saved_bytes;   /* its copy, to go back to */
     size_t scratch_bytes; /* activations, logits, back end scratch */
     size_t load_bytes;    /* read buffers, only while loading */
     size_t runtime_bytes; /* program, tokenizer, thread stacks: an allowance */
@@ -37,6 +38,7 @@ struct plan {
     /* Of one decoded token, from a dry run on the cost table. */
     double weight_bytes_per_tok;
     double kv_bytes_per_position; /* read for each position in the context (windows not counted in) */
+    double state_bytes_per_tok;   /* recurrent state read; as much is written */
 };
 
 /* ERR_BUDGET: does not fit; *out is filled and the sentence has need, limit, shortfall and what would fit.

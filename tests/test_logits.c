@@ -106,8 +106,6 @@ static void check_top5(const char *what, const json_t *check, const float *rows,
     }
 }
 
-static bool supported(const char *file) { return !strstr(file, "qwen35") && !strstr(file, "qwen3next"); }
-
 static void tiny_models_give_the_stored_logits(void **state) {
     (void)state;
     json_t *j = read_json(TINY "expected.json"), *m;
@@ -116,10 +114,6 @@ static void tiny_models_give_the_stored_logits(void **state) {
     size_t i;
     json_array_foreach(json_object_get(j, "models"), i, m) {
         const char *file = json_string_value(json_object_get(m, "model"));
-        if (!supported(file)) {
-            printf("skipped: %s needs an architecture that is not here yet\n", file);
-            continue;
-        }
         seen++;
         char name[256], path[4096];
         snprintf(name, sizeof name, TINY "%s", file);
@@ -136,7 +130,7 @@ static void tiny_models_give_the_stored_logits(void **state) {
         check_top5(file, json_object_get(l, "check"), got, 512, 2e-4);
         free(got);
     }
-    assert_int_equal(seen, 4);
+    assert_int_equal(seen, 5);
     free(ids);
     free(longer);
     json_decref(j);
@@ -164,7 +158,7 @@ static float *logits_with(const char *path, const int32_t *ids, int n, void (*ch
     void *scratch = aligned_alloc(64, decoder_scratch_bytes(&m, n, n) + 64);
     float *x = malloc((size_t)n * (size_t)m.dim * sizeof *x), *logits = malloc((size_t)n * (size_t)m.n_vocab * sizeof *logits);
     if (session_kv_spec(&spec, &shapes, &m, &p) || kv_open(&kv, &spec) || cpu_open(&cpu, &o) ||
-        decoder_open(&d, &m, cpu_ops(cpu), home_weights(h), kv, n, n, n, freqs, scratch))
+        decoder_open(&d, &m, cpu_ops(cpu), home_weights(h), kv, NULL, n, n, n, freqs, scratch))
         fail_msg("%s: %s", path, err_text());
     change(cpu_ops(cpu));
     assert_int_equal(decoder_begin(d, 0, n), 0);
@@ -236,10 +230,6 @@ static void more_tiny_models_give_the_stored_logits(void **state) {
     size_t i;
     json_array_foreach(json_object_get(j, "models"), i, m) {
         const char *file = json_string_value(json_object_get(m, "model"));
-        if (!supported(file)) {
-            printf("skipped: %s needs an architecture that is not here yet\n", file);
-            continue;
-        }
         seen++;
         char name[256], path[4096];
         snprintf(name, sizeof name, TINY "%s", file);
@@ -261,7 +251,7 @@ static void more_tiny_models_give_the_stored_logits(void **state) {
         free(got);
         free(want);
     }
-    assert_int_equal(seen, 2);
+    assert_int_equal(seen, 3);
     free(ids);
     free(longer);
     free(pos);
@@ -272,7 +262,7 @@ static void more_tiny_models_give_the_stored_logits(void **state) {
 /* The passes that a prompt is cut into must not change results beyond the order of f32 sums. */
 static void chunks_do_not_change_logits(void **state) {
     (void)state;
-    static const char *const files[] = {"llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "llama31rope"};
+    static const char *const files[] = {"llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "llama31rope", "qwen35", "qwen3next"};
     json_t *e = read_json(TINY "expected.json");
     int n, n_long;
     int32_t *ids = int_list(json_object_get(e, "tokens"), &n), *longer = int_list(json_object_get(e, "long_tokens"), &n_long);
@@ -288,8 +278,11 @@ static void chunks_do_not_change_logits(void **state) {
             struct setup seven = u;
             seven.chunk = 7;
             float *by7 = logits_of(path, ids, n, n, seven), *by1 = logits_of(path, ids, n, 1, u);
-            compare(files[f], by7, whole, (int64_t)n * 512, 1e-4);
-            compare(files[f], by1, whole, (int64_t)n * 512, 1e-4);
+            /* Short passes take the delta rule token by token, long ones in chunks. Its rounding then decides whether a key or
+             * value rounds up or down to 16 bits: one flip in bf16 moves an element by 2^-8. */
+            bool delta = strstr(files[f], "qwen35") || strstr(files[f], "qwen3next");
+            compare(files[f], by7, whole, (int64_t)n * 512, delta && type ? 4e-3 : 1e-4);
+            compare(files[f], by1, by7, (int64_t)n * 512, 1e-4);
             free(whole);
             free(by7);
             free(by1);
@@ -438,7 +431,7 @@ static void tiny_models_continue_as_stored(void **state) {
         const char *file = json_string_value(json_object_get(m, "model"));
         char name[256];
         snprintf(name, sizeof name, TINY "%s", file);
-        if (supported(file)) greedy_case(name, json_object_get(m, "greedy"), 0);
+        greedy_case(name, json_object_get(m, "greedy"), 0);
     }
     json_decref(j);
 }

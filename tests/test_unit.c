@@ -74,7 +74,8 @@ static void units_cover_the_model_once(void **s) {
                            "tiny-models/tiny-random-qwen2-f32.gguf",    "tiny-models/tiny-random-qwen3-f32.gguf",
                            "tiny-models/tiny-random-qwen3moe-f32.gguf", "tiny-models/tiny-random-gemma3-f32.gguf",
                            "stories260K/stories260K-q8_0.gguf",         "bad-gguf/valid_split-00001-of-00002.gguf",
-                           "bad-gguf/valid_q4_0.gguf",                  "bad-gguf/valid_f16_small.gguf"};
+                           "bad-gguf/valid_q4_0.gguf",                  "bad-gguf/valid_f16_small.gguf",
+                           "tiny-models/tiny-random-qwen35-f32.gguf",   "tiny-models/tiny-random-qwen3next-f32.gguf"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) check_units(names[i]);
 }
 

@@ -195,12 +195,12 @@ static int go_to_depth(struct bench *b, int64_t depth) {
     if (session_pos(b->session) >= depth && depth > 0) rc = session_truncate(b->session, depth);
     if (depth == 0 || rc) rc = session_truncate(b->session, 0);
     if (rc || session_pos(b->session) == depth) return rc;
-    if (b->o->fill == FILL_SYNTHETIC) return session_fill_synthetic(b->session, depth, (uint64_t)b->o->seed);
+    if (b->o->fill == FILL_SYNTHETIC) rc = session_fill_synthetic(b->session, depth, (uint64_t)b->o->seed);
     while (!rc && session_pos(b->session) < depth) {
         int64_t left = depth - session_pos(b->session);
         rc = eval_prompt(b, left < b->n_ids ? (int)left : b->n_ids);
     }
-    return rc;
+    return rc ? rc : session_mark(b->session);
 }
 
 static int cmp_double(const void *a, const void *b) {
@@ -318,7 +318,7 @@ static json_t *result(const struct bench *b, const char *path, const struct test
     /* ours */
     double median = reps % 2 ? sorted[reps / 2] : 0.5 * (sorted[reps / 2 - 1] + sorted[reps / 2]);
     int64_t attended = t->depth + (t->n_gen ? t->n_prompt + (t->n_gen + 1) / 2 : (t->n_prompt + 1) / 2);
-    double per_tok = p->weight_bytes_per_tok + p->kv_bytes_per_position * (double)attended;
+    double per_tok = p->weight_bytes_per_tok + p->state_bytes_per_tok + p->kv_bytes_per_position * (double)attended;
     STR("test", name), REAL("median_ts", median), REAL("min_ts", sorted[0]), REAL("max_ts", sorted[reps - 1]),
         STR("fill", t->depth ? (b->o->fill == FILL_SYNTHETIC ? "synthetic" : "prefill") : "none"), STR("kernels", isa_name(p->isa)),
         INT("seed", b->o->seed), INT("w_bytes_host", p->weights_bytes), INT("kv_bytes_host", p->kv_bytes), INT("kv_bytes_gpu", 0),

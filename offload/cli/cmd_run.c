@@ -531,9 +531,9 @@ static int turn(struct run *r, struct history *h, struct ids *held) {
     size_t same = 0;
     while (!rc && same < now.n && same < held->n && now.p[same] == held->p[same]) same++;
     if (!rc && same == now.n) same--; /* the last token's logits are needed */
-    if (!rc && (int64_t)same < session_pos(r->session) && session_truncate(r->session, (int64_t)same)) {
-        same = 0; /* a window has moved on: evaluate again from the start */
-        rc = session_truncate(r->session, 0);
+    if (!rc && (int64_t)same < session_pos(r->session)) { /* or from further back, where a window or a recurrent state asks for it */
+        same = (size_t)session_nearest(r->session, (int64_t)same);
+        rc = session_truncate(r->session, (int64_t)same);
     }
     if (!rc && (int64_t)now.n > r->plan.n_ctx)
         rc = err_set(ERR_ARG, "the conversation has %zu tokens, the context only %lld: raise -c", now.n, (long long)r->plan.n_ctx);
@@ -588,7 +588,7 @@ static void print_stats(const struct run *r) {
     fprintf(stderr, "total time       = %10.2f ms / %5lld tokens; first token after %.2f ms\n", total * 1e3,
             (long long)(r->n_prefill + r->n_decode), r->first_token_s * 1e3);
     int64_t pos = session_pos(r->session);
-    double bytes = p->weight_bytes_per_tok + p->kv_bytes_per_position * ((double)pos - 0.5 * (double)r->n_decode);
+    double bytes = p->weight_bytes_per_tok + p->state_bytes_per_tok + p->kv_bytes_per_position * ((double)pos - 0.5 * (double)r->n_decode);
     fprintf(stderr, "placement        : weights %s and KV %s on the host, attended by the CPU (%d threads, %s)\n",
             cli_bytes((double)p->weights_bytes), cli_bytes((double)p->kv_bytes), p->n_thread, isa_name(p->isa));
     if (r->n_decode)

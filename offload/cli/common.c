@@ -111,7 +111,8 @@ void cli_print_plan(FILE *to, const struct plan *p, const struct model *m) {
     fprintf(to, "host memory                      bytes\n");
     row(to, "weights", p->weights_bytes, "all layers, in strips");
     row(to, "KV cache", p->kv_bytes, kv);
-    row(to, "recurrent state", p->state_bytes, "none in this architecture");
+    row(to, "recurrent state", p->state_bytes, p->state_bytes ? "of the Gated DeltaNet layers, any context" : "none in this architecture");
+    if (p->saved_bytes) row(to, "saved state", p->saved_bytes, "its copy, to go back to");
     row(to, "scratch", p->scratch_bytes, "activations, logits, kernels");
     row(to, "read buffers", p->load_bytes, "while loading only");
     row(to, "program (allowance)", p->runtime_bytes, "code, tokenizer, stacks");
@@ -122,11 +123,11 @@ void cli_print_plan(FILE *to, const struct plan *p, const struct model *m) {
 }
 
 json_t *cli_plan_json(const struct plan *p) {
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:i, s:I, s:s, s:s, s:s}",
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:i, s:I, s:s, s:s, s:s}",
                      "weights_vram_bytes", (json_int_t)0, "weights_host_bytes", (json_int_t)p->weights_bytes,
                      "kv_vram_bytes", (json_int_t)0, "kv_cpu_bytes", (json_int_t)p->kv_bytes,
                      "kv_streamed_bytes", (json_int_t)0, "kv_total_bytes", (json_int_t)p->kv_bytes,
-                     "state_bytes", (json_int_t)p->state_bytes, "scratch_bytes", (json_int_t)p->scratch_bytes,
+                     "state_bytes", (json_int_t)p->state_bytes, "saved_state_bytes", (json_int_t)p->saved_bytes, "scratch_bytes", (json_int_t)p->scratch_bytes,
                      "ring_bytes", (json_int_t)0, "threads", p->n_thread, "chunk_tokens", p->chunk_tokens,
                      "n_ctx", (json_int_t)p->n_ctx, "type_k", quant_name(p->type_k), "type_v", quant_name(p->type_v),
                      "kernels", isa_name(p->isa));
