@@ -118,8 +118,9 @@ static void bad_descriptions_degrade(void **s) {
         for (size_t i = 0; i < 3; i++) {
             struct topo *t = open_machine(files[i]);
             assert_usable(t);
-            assert_int_equal(t->note[0] != 0, strict);
-            if (strict) assert_int_equal(t->n_core, t->n_cpu);
+            /* Without strict, hwloc falls back to the real machine or gives up, which depends on its XML parser. */
+            if (strict) assert_true(t->note[0]);
+            if (t->note[0]) assert_int_equal(t->n_core, t->n_cpu);
             topo_close(t);
         }
     }
