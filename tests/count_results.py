@@ -8,7 +8,7 @@ import sys
 import xml.etree.ElementTree as xml
 
 # A check that a test program leaves out says so on a line of its own: cmocka's mark, or "SKIP: reason".
-SKIPPED_CHECK = re.compile(r"^\s*(?:\[\s*SKIPPED\s*\](?!\s*\d+ test)|SKIP(?:PED)?:)\s*(.*)$", re.M)
+SKIPPED_CHECK = re.compile(r"^\s*(?:\[\s*SKIPPED\s*\](?!\s*\d+ test)|skip(?:ped)?:)\s*(.*)$", re.M | re.I)
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]|&#(?:x[0-8bBcC]|x0*1[0-9a-fA-F]|[0-8]|1[124-9]|2[0-9]|3[01]);")
 
 
