@@ -1,5 +1,6 @@
 /* kv_pack.c: the reference packing of KV pages (layout in kv.h): one position at a time, scalar. */
 #include "core/kv.h"
+#include "core/kv_q4.h"
 
 #include "core/err.h"
 #include "core/f16.h"
@@ -57,7 +58,7 @@ static float get_plain(const unsigned char *p, int type) {
     return type == QT_F16 ? f16_to_f32(h) : bf16_to_f32(h);
 }
 
-/* Codes of 32 values as the GGUF quantisers give them: Q8_0 in -127..127, Q4_0 in 0..15. Returns the f16 scale. A scale
+/* Codes of 32 values: Q8_0 in -127..127 as the GGUF quantiser gives them, Q4_0 in 0..15. Returns the f16 scale. A scale
  * that rounds to zero decodes as zero whatever the codes are; they are zeroed so that 1/d cannot overflow. */
 static uint16_t encode_q8(int *code, const float *x) {
     float amax = 0;
@@ -70,16 +71,9 @@ static uint16_t encode_q8(int *code, const float *x) {
 }
 
 static uint16_t encode_q4(int *code, const float *x) {
-    float m = 0;
-    for (int i = 0; i < KV_BLOCK; i++)
-        if (fabsf(x[i]) > fabsf(m)) m = x[i];
-    float d = m / -8;
-    uint16_t h = f32_to_f16(d);
-    float id = h & 0x7fff ? 1 / d : 0;
-    for (int i = 0; i < KV_BLOCK; i++) {
-        int c = (int)(x[i] * id + 8.5f);
-        code[i] = c > 15 ? 15 : c;
-    }
+    int8_t c[KV_BLOCK];
+    uint16_t h = kv_encode_q4(c, x);
+    for (int i = 0; i < KV_BLOCK; i++) code[i] = c[i];
     return h;
 }
 

@@ -1,6 +1,7 @@
 /* kern_kv.c: see kern_kv.h. */
 #include "cpu/kern_kv.h"
 
+#include "core/kv_q4.h"
 #include "core/quant.h"
 #include "cpu/simd.h"
 
@@ -31,7 +32,7 @@ static void narrow(unsigned char *dst, int type, const float *x, int n) {
     }
 }
 
-/* Codes of 32 values, see encode_q8 and encode_q4 of core/kv_pack.c. roundf by hand, so that it becomes vector code: the
+/* Codes of 32 values, see encode_q8 of core/kv_pack.c. roundf by hand, so that it becomes vector code: the
  * difference from the truncated value is exact. */
 static uint16_t encode_q8(int8_t *code, const float *x) {
     float amax = 0;
@@ -48,22 +49,8 @@ static uint16_t encode_q8(int8_t *code, const float *x) {
     return h;
 }
 
-static uint16_t encode_q4(int8_t *code, const float *x) {
-    float m = 0;
-    for (int i = 0; i < KV_BLOCK; i++)
-        if (fabsf(x[i]) > fabsf(m)) m = x[i];
-    float d = m / -8;
-    uint16_t h = f32_to_f16(d);
-    float id = h & 0x7fff ? 1 / d : 0;
-    for (int i = 0; i < KV_BLOCK; i++) {
-        int c = (int)(x[i] * id + 8.5f);
-        code[i] = (int8_t)(c > 15 ? 15 : c);
-    }
-    return h;
-}
-
 static uint16_t encode(int type, int8_t *code, const float *x) {
-    return type == QT_Q8_0 ? encode_q8(code, x) : encode_q4(code, x);
+    return type == QT_Q8_0 ? encode_q8(code, x) : kv_encode_q4(code, x);
 }
 
 /* One position of quantised K: a word of each 32 bits, 16 words apart. */

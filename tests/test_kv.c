@@ -172,23 +172,42 @@ static void quantised_rows_have_the_bytes_of_gguf_blocks(void **state) {
         assert_memory_equal(got, want, sizeof got);
     }
     kv_close(kv);
-    spec.type_k = spec.type_v = QT_Q4_0;
+}
+
+/* 4-bit blocks are packed by a search: never worse than a GGUF block of the same (rotated) values beyond the rounding of
+ * the scale, and 6 % less squared error on the whole (8 % were measured). */
+static void four_bit_rows_are_better_than_gguf_blocks(void **state) {
+    (void)state;
+    struct kv_shape s = {1, 64, 64, 0};
+    struct kv_spec spec = {.n_layer = 1, .shapes = &s, .n_ctx = 256, .n_tok = 1, .type_k = QT_Q4_0, .type_v = QT_Q4_0};
+    struct kv *kv;
     assert_int_equal(kv_open(&kv, &spec), 0);
+    double all = 0, all_gguf = 0;
     for (int p = 0; p < 256; p++) {
-        float x[64], want[64], got[64];
+        float x[64], gguf[64], got[64];
         struct q4_0 b[2];
         row(x, 64, p, 0, 0);
-        memcpy(want, x, sizeof x);
-        kv_rotate(want, 64);
-        assert_int_equal(quant_encode_row(QT_Q4_0, want, b, 64), 0);
-        quant_decode_row(QT_Q4_0, b, want, 64);
-        kv_rotate(want, 64);
+        if (p == 7) memset(x, 0, sizeof x);
+        if (p == 8) for (int d = 0; d < 64; d++) x[d] *= 1e-9f; /* the scale rounds to zero */
+        memcpy(gguf, x, sizeof x);
+        kv_rotate(gguf, 64);
+        assert_int_equal(quant_encode_row(QT_Q4_0, gguf, b, 64), 0);
+        quant_decode_row(QT_Q4_0, b, gguf, 64);
+        kv_rotate(gguf, 64);
         kv_put_ref(kv, 0, p, 0, x, x);
-        kv_get(kv, 0, p, 0, KV_K, got);
-        assert_memory_equal(got, want, sizeof got);
-        kv_get(kv, 0, p, 0, KV_V, got);
-        assert_memory_equal(got, want, sizeof got);
+        for (int which = KV_K; which <= KV_V; which++) {
+            kv_get(kv, 0, p, 0, (enum kv_which)which, got);
+            double e = 0, e_gguf = 0, size = 0;
+            for (int d = 0; d < 64; d++) {
+                e += pow((double)got[d] - x[d], 2);
+                e_gguf += pow((double)gguf[d] - x[d], 2);
+                size += pow(x[d], 2);
+            }
+            if (e > e_gguf + 1e-4 * size) fail_msg("position %d: error %g, of a GGUF block %g", p, e, e_gguf);
+            all += e, all_gguf += e_gguf;
+        }
     }
+    if (all > 0.94 * all_gguf + 1e-30) fail_msg("squared error %g, of GGUF blocks %g", all, all_gguf);
     kv_close(kv);
 }
 
@@ -317,6 +336,7 @@ int main(void) {
         cmocka_unit_test(what_was_put_comes_back),
         cmocka_unit_test(positions_do_not_overlap),
         cmocka_unit_test(quantised_rows_have_the_bytes_of_gguf_blocks),
+        cmocka_unit_test(four_bit_rows_are_better_than_gguf_blocks),
         cmocka_unit_test(rotation_lowers_the_error_of_4_bit_keys),
         cmocka_unit_test(a_window_is_a_ring_of_pages),
         cmocka_unit_test(offsets_pass_two_to_the_31),
