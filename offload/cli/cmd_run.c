@@ -5,6 +5,8 @@
 #include "core/chat.h"
 #include "core/gguf.h"
 #include "core/sampler.h"
+#include "core/utf8.h"
+#include "offload/cli/escape.h"
 #include "offload/clock.h"
 
 #include <errno.h>
@@ -157,50 +159,12 @@ static int parse(struct run_opts *o, int argc, char **argv) {
 
 static bool is_chat(const struct run_opts *o) { return o->conversation || o->single_turn || o->system; }
 
-static int hex(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1; }
-
-/* Backslash escapes of -p, in place; returns the new length. Unknown ones stay as they are. */
-static size_t unescape(char *s) {
-    char *w = s;
-    for (const char *r = s; *r; r++) {
-        if (*r != '\\' || !r[1]) {
-            *w++ = *r;
-            continue;
-        }
-        switch (*++r) {
-        case 'n': *w++ = '\n'; break;
-        case 'r': *w++ = '\r'; break;
-        case 't': *w++ = '\t'; break;
-        case '\'': *w++ = '\''; break;
-        case '"': *w++ = '"'; break;
-        case '\\': *w++ = '\\'; break;
-        case 'x':
-            if (hex(r[1]) >= 0 && hex(r[2]) >= 0) {
-                *w++ = (char)(hex(r[1]) * 16 + hex(r[2]));
-                r += 2;
-                break;
-            } /* fall through */
-        default: *w++ = '\\'; *w++ = *r;
-        }
-    }
-    return (size_t)(w - s);
-}
-
 /* First byte that does not belong to a valid UTF-8 character, or n. */
 static size_t first_invalid(const char *s, size_t n) {
-    const unsigned char *p = (const unsigned char *)s;
-    for (size_t i = 0; i < n;) {
-        unsigned c = p[i];
-        size_t len = c < 0x80 ? 1 : c >= 0xC2 && c < 0xE0 ? 2 : c >= 0xE0 && c < 0xF0 ? 3 : c >= 0xF0 && c < 0xF5 ? 4 : 0;
-        if (!len || i + len > n) return i;
-        for (size_t k = 1; k < len; k++)
-            if ((p[i + k] & 0xC0) != 0x80) return i;
-        if ((c == 0xE0 && p[i + 1] < 0xA0) || (c == 0xED && p[i + 1] > 0x9F) || (c == 0xF0 && p[i + 1] < 0x90) ||
-            (c == 0xF4 && p[i + 1] > 0x8F))
-            return i;
-        i += len;
-    }
-    return n;
+    uint32_t cp;
+    size_t at = 0;
+    for (int len; at < n && (len = utf8_decode(s + at, n - at, &cp)); at += (size_t)len) {}
+    return at;
 }
 
 /* The prompt's text from -f, -p or standard input. *given: whether there was any source. */
@@ -219,7 +183,7 @@ static int prompt_text(const struct run_opts *o, struct text *t, bool *given) {
     if (!rc && o->prompt) {
         char *p = strdup(o->prompt);
         if (!p) return err_set(ERR_NOMEM, "out of memory");
-        rc = text_push(t, p, o->escape ? unescape(p) : strlen(p));
+        rc = text_push(t, p, o->escape ? cli_unescape(p) : strlen(p));
         free(p);
         *given = true;
     }
