@@ -163,6 +163,23 @@ static const struct shape shapes[] = {
      .rope_factor = 8,
      .window = 1024,
      .window_pattern = 6},
+    {.name = "generic-27b",
+     .arch = "llama",
+     ATTN_ONLY,
+     .n_layer = 40,
+     .dim = 5120,
+     .n_ff = 38912,
+     .n_head = 40,
+     .n_kv = 4,
+     .head_dim = 128,
+     .n_rot = 128,
+     .n_vocab = 152064,
+     .n_ctx = 262144,
+     .rope_base = 1e6,
+     .eps = 1e-6,
+     .tied = true,
+     .published_params = 27e9,
+     .published_bytes = 14.5e9},
 };
 
 enum { N_SHAPE = sizeof shapes / sizeof *shapes };
@@ -204,7 +221,8 @@ int shape_parse(const struct shape **shape, enum mix *mix, const char *text) {
             at += snprintf(known + at, sizeof known - (size_t)at, "%s%s", i ? ", " : "", shapes[i].name);
         return err_set(ERR_ARG, "shape %.*s is unknown; known are %s", (int)n, text, known);
     }
-    int m = text[n] ? mix_from_name(text + n + 1) : MIX_Q4_K_M;
+    bool published = s->published_bytes > 0 && (!text[n] || !strcasecmp(text + n, ":q4"));
+    int m = published ? SHAPE_PUBLISHED_MIX : text[n] ? mix_from_name(text + n + 1) : MIX_Q4_K_M;
     if (m < 0) {
         for (int i = 0, at = 0; i < MIX_COUNT && at < (int)sizeof known; i++)
             at += snprintf(known + at, sizeof known - (size_t)at, "%s%s", i ? ", " : "", mix_name((enum mix)i));

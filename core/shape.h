@@ -30,7 +30,13 @@ struct shape {
     double rope_base_local;     /* of the sliding-window layers */
     double rope_factor;         /* linear scaling stored in the file, 1: none */
     double rope_divisor_factor; /* llama 3.x rope_freqs.weight: its factor, 0: no such tensor */
+    /* Known from an announcement only: the totals that it gives, at 4 bits (SHAPE_PUBLISHED_MIX, also called "q4"). The
+     * FFN width and the vocabulary are made up to come near them: parameters within 0.1 %, bytes within 2 %. 0: the sums
+     * over the tensors are the model's own. */
+    double published_params, published_bytes;
 };
+
+#define SHAPE_PUBLISHED_MIX MIX_IQ4_XS
 
 int shape_count(void);
 const struct shape *shape_at(int i); /* 0 <= i < shape_count() */
@@ -38,7 +44,7 @@ const struct shape *shape_at(int i); /* 0 <= i < shape_count() */
 /* By name or alias, any case. NULL: unknown. */
 const struct shape *shape_find(const char *name);
 
-/* "NAME:MIX", e.g. "qwen3.8-27b:q4_k_m"; without ":MIX" it is Q4_K_M. ERR_ARG names the known shapes or mixes. */
+/* "NAME:MIX", e.g. "qwen3.8-27b:q4_k_m"; without ":MIX" it is Q4_K_M, of an announced shape "q4". ERR_ARG names the known shapes or mixes. */
 int shape_parse(const struct shape **shape, enum mix *mix, const char *text);
 
 struct shape_tensor {
