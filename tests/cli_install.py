@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 
-COMMANDS = ("run", "plan", "bench", "perplexity", "info", "tokenize", "quantize")
+COMMANDS = ("run", "plan", "bench", "check", "perplexity", "info", "tokenize", "quantize")
 # Meets the library as a stranger would: opens a file that is not there and wants the sentence.
 CONSUMER = r"""
 #include <offload/engine.h>

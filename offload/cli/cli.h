@@ -13,6 +13,7 @@
     X(run, "write text: completion or chat from a prompt, a file or standard input")                                   \
     X(plan, "memory table and placement for a model and a context, without reading weights")                           \
     X(bench, "speed of prefill and decode with llama-bench's options and fields")                                      \
+    X(check, "take a claimed speed and context apart: what is possible, only if ..., impossible")                         \
     X(perplexity, "quality of a model or of a KV type over a text")                                                    \
     X(info, "what a GGUF file holds")                                                                                  \
     X(tokenize, "token ids of a text, and back")                                                                       \
