@@ -115,8 +115,10 @@ static void read_task(void *arg, int task, int worker) {
     const float *p = b->p + (size_t)task * n;
     float s = 0;
 #if defined(__x86_64__)
-    if (b->isa == ISA_AVX512) s = read_avx512(p, n, b->ahead);
-    else if (b->isa == ISA_AVX2) s = read_avx2(p, n, b->ahead);
+    if (b->isa == ISA_AVX512)
+        s = read_avx512(p, n, b->ahead);
+    else if (b->isa == ISA_AVX2)
+        s = read_avx2(p, n, b->ahead);
     else
 #endif
         for (size_t i = 0; i < n; i += 4) s += p[i] + p[i + 1] + p[i + 2] + p[i + 3];
@@ -180,16 +182,41 @@ static void random_rows(int type, uint8_t *p, size_t bytes, uint32_t *seed) {
     for (size_t b = 0; b < bytes; b += (size_t)q->block_bytes) {
         uint16_t small = 0x1000 + (p[b] & 255);
         switch (type) {
-        case QT_F32: { float f = (float)((int)p[b] - 128) / 4096; memcpy(p + b, &f, 4); break; }
-        case QT_F16: { uint16_t h = f32_to_f16((float)((int)p[b] - 128) / 4096); memcpy(p + b, &h, 2); break; }
-        case QT_BF16: { uint16_t h = f32_to_bf16((float)((int)p[b] - 128) / 4096); memcpy(p + b, &h, 2); break; }
-        case QT_Q2_K: memcpy(p + b + 80, &small, 2), memcpy(p + b + 82, &small, 2); break;
-        case QT_Q3_K: memcpy(p + b + 108, &small, 2); break;
-        case QT_Q6_K: memcpy(p + b + 208, &small, 2); break;
-        case QT_TQ2_0: memcpy(p + b + 64, &small, 2); break;
-        case QT_MXFP4: p[b] = (uint8_t)(118 + (p[b] & 3)); break;
-        case QT_NVFP4: memset(p + b, 0x28, 4); break;
-        default: memcpy(p + b, &small, 2), memcpy(p + b + 2, &small, q->block_bytes % 4 ? 0 : 2);
+        case QT_F32: {
+            float f = (float)((int)p[b] - 128) / 4096;
+            memcpy(p + b, &f, 4);
+            break;
+        }
+        case QT_F16: {
+            uint16_t h = f32_to_f16((float)((int)p[b] - 128) / 4096);
+            memcpy(p + b, &h, 2);
+            break;
+        }
+        case QT_BF16: {
+            uint16_t h = f32_to_bf16((float)((int)p[b] - 128) / 4096);
+            memcpy(p + b, &h, 2);
+            break;
+        }
+        case QT_Q2_K:
+            memcpy(p + b + 80, &small, 2), memcpy(p + b + 82, &small, 2);
+            break;
+        case QT_Q3_K:
+            memcpy(p + b + 108, &small, 2);
+            break;
+        case QT_Q6_K:
+            memcpy(p + b + 208, &small, 2);
+            break;
+        case QT_TQ2_0:
+            memcpy(p + b + 64, &small, 2);
+            break;
+        case QT_MXFP4:
+            p[b] = (uint8_t)(118 + (p[b] & 3));
+            break;
+        case QT_NVFP4:
+            memset(p + b, 0x28, 4);
+            break;
+        default:
+            memcpy(p + b, &small, 2), memcpy(p + b + 2, &small, q->block_bytes % 4 ? 0 : 2);
         }
     }
 }
@@ -215,8 +242,8 @@ static uint8_t *random_matrices(const struct strip_layout *l, int type, int64_t 
     return data;
 }
 
-typedef void (*sgemm_fn)(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
-                         int ldb, float beta, float *c, int ldc);
+typedef void (*sgemm_fn)(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda,
+                         const float *b, int ldb, float beta, float *c, int ldc);
 
 /* The library picks its kernels when it is loaded; old builds do not know new CPUs and need the core's name. */
 static sgemm_fn load_sgemm(enum isa isa, int threads) {
@@ -267,9 +294,11 @@ static void bench_type(struct cpu *c, const struct options *o, int type, double 
             }
             v[r] = (now_s() - t) / (double)runs;
         }
-        double s = median(v, o->reps), rate = (double)l.bytes / s * 1e-9, flops = 2.0 * (double)(o->rows * o->cols) * n / s * 1e-9;
+        double s = median(v, o->reps), rate = (double)l.bytes / s * 1e-9,
+               flops = 2.0 * (double)(o->rows * o->cols) * n / s * 1e-9;
         printf("matmul,%s,%s,%lld,%lld,%d,%d,%.3g,%.2f,%.3f,%.1f,%.3f\n", isa_name(c->opts.isa), quant_name(type),
-               (long long)o->rows, (long long)o->cols, n, o->threads, s, rate, rate / gbps, flops, gflops > 0 ? flops / gflops : 0);
+               (long long)o->rows, (long long)o->cols, n, o->threads, s, rate, rate / gbps, flops,
+               gflops > 0 ? flops / gflops : 0);
         fflush(stdout);
     }
     free(x), free(y), mem_free(data);
@@ -286,8 +315,8 @@ static void bench_blas(const struct options *o, enum isa isa, double gflops) {
     for (int64_t i = 0; i < o->cols * 1024; i++) x[i] = (float)((i * 7919) % 2001 - 1000) / 500;
     for (int k = 0; k < o->n_n; k++) {
         double g = sgemm_gflops(f, o->rows, o->cols, o->n[k], x, y, o->reps);
-        printf("sgemm,openblas,F32,%lld,%lld,%d,%d,,,,%.1f,%.3f\n", (long long)o->rows, (long long)o->cols, o->n[k], o->threads,
-               g, gflops > 0 ? g / gflops : 0);
+        printf("sgemm,openblas,F32,%lld,%lld,%d,%d,,,,%.1f,%.3f\n", (long long)o->rows, (long long)o->cols, o->n[k],
+               o->threads, g, gflops > 0 ? g / gflops : 0);
     }
     free(x), free(y);
 }
@@ -295,12 +324,13 @@ static void bench_blas(const struct options *o, enum isa isa, double gflops) {
 static void bench_matmul(const struct options *o) {
     enum isa isa;
     check(isa_choose(&isa, o->isa));
-    struct cpu c = {.opts = {.n_thread = o->threads, .isa = isa, .limits = {.n_tok = 1024, .cols = o->cols, .rows = o->rows}}};
+    struct cpu c = {
+        .opts = {.n_thread = o->threads, .isa = isa, .limits = {.n_tok = 1024, .cols = o->cols, .rows = o->rows}}};
     check(pool_open(&c.pool, o->threads, NULL, 0));
     check(matmul_open(&c));
     double gbps = read_gbps(c.pool, isa, o->reps), gflops = fma_gflops(c.pool, isa, o->reps);
-    printf("# bench_ops matmul: DRAM read %.2f GB/s, f32 FMA peak %.1f GFLOP/s, %d threads, %s, median of %d\n", gbps, gflops,
-           o->threads, isa_name(isa), o->reps);
+    printf("# bench_ops matmul: DRAM read %.2f GB/s, f32 FMA peak %.1f GFLOP/s, %d threads, %s, median of %d\n", gbps,
+           gflops, o->threads, isa_name(isa), o->reps);
     printf("op,isa,type,rows,cols,n,threads,seconds,gbps,dram_share,gflops,fma_share\n");
     if (o->blas) bench_blas(o, isa, gflops);
     for (int i = 0; i < o->n_type; i++) bench_type(&c, o, o->types[i], gbps, gflops);
@@ -311,8 +341,10 @@ static void bench_matmul(const struct options *o) {
 /* ---- command line ---- */
 
 static int usage(void) {
-    fprintf(stderr, "usage: bench_ops matmul [--threads N] [--isa NAME] [--type T,..] [--n N,..] [--rows R] [--cols C] [--mib M]"
-                    " [--reps K] [--against-blas]\n");
+    fprintf(
+        stderr,
+        "usage: bench_ops matmul [--threads N] [--isa NAME] [--type T,..] [--n N,..] [--rows R] [--cols C] [--mib M]"
+        " [--reps K] [--against-blas]\n");
     return 2;
 }
 
@@ -345,25 +377,41 @@ static bool parse(struct options *o, int argc, char **argv) {
         if (i + 1 == argc) return false;
         char *v = argv[++i];
         const char *name = argv[i - 1];
-        if (!strcmp(name, "--threads")) o->threads = atoi(v);
-        else if (!strcmp(name, "--isa")) o->isa = v;
-        else if (!strcmp(name, "--rows")) o->rows = atoll(v);
-        else if (!strcmp(name, "--cols")) o->cols = atoll(v);
-        else if (!strcmp(name, "--mib")) o->mib = atoll(v);
-        else if (!strcmp(name, "--reps")) o->reps = atoi(v);
-        else if (!strcmp(name, "--type")) { if (!parse_types(o, v)) return false; }
-        else if (!strcmp(name, "--n")) { if (!parse_counts(o, v)) return false; }
-        else return false;
+        if (!strcmp(name, "--threads"))
+            o->threads = atoi(v);
+        else if (!strcmp(name, "--isa"))
+            o->isa = v;
+        else if (!strcmp(name, "--rows"))
+            o->rows = atoll(v);
+        else if (!strcmp(name, "--cols"))
+            o->cols = atoll(v);
+        else if (!strcmp(name, "--mib"))
+            o->mib = atoll(v);
+        else if (!strcmp(name, "--reps"))
+            o->reps = atoi(v);
+        else if (!strcmp(name, "--type")) {
+            if (!parse_types(o, v)) return false;
+        } else if (!strcmp(name, "--n")) {
+            if (!parse_counts(o, v)) return false;
+        } else
+            return false;
     }
-    return o->threads >= 1 && o->threads <= MAX_THREADS && o->reps >= 1 && o->reps <= MAX_REPS && o->rows > 0 && o->cols > 0 &&
-           o->mib >= 0;
+    return o->threads >= 1 && o->threads <= MAX_THREADS && o->reps >= 1 && o->reps <= MAX_REPS && o->rows > 0 &&
+           o->cols > 0 && o->mib >= 0;
 }
 
 int main(int argc, char **argv) {
-    struct options o = {.threads = 2, .reps = 5, .rows = 4096, .cols = 4096, .mib = 512,
-                        .n = {1, 4, 8, 512}, .n_n = 4,
-                        .types = {QT_F32, QT_F16, QT_BF16, QT_Q4_0, QT_Q4_1, QT_Q5_0, QT_Q5_1, QT_Q8_0, QT_Q2_K, QT_Q3_K, QT_Q4_K,
-                                  QT_Q5_K, QT_Q6_K, QT_IQ4_NL, QT_IQ4_XS, QT_MXFP4, QT_NVFP4, QT_TQ2_0}, .n_type = 18};
+    struct options o = {.threads = 2,
+                        .reps = 5,
+                        .rows = 4096,
+                        .cols = 4096,
+                        .mib = 512,
+                        .n = {1, 4, 8, 512},
+                        .n_n = 4,
+                        .types = {QT_F32, QT_F16, QT_BF16, QT_Q4_0, QT_Q4_1, QT_Q5_0, QT_Q5_1, QT_Q8_0, QT_Q2_K,
+                                  QT_Q3_K, QT_Q4_K, QT_Q5_K, QT_Q6_K, QT_IQ4_NL, QT_IQ4_XS, QT_MXFP4, QT_NVFP4,
+                                  QT_TQ2_0},
+                        .n_type = 18};
     if (argc < 2 || strcmp(argv[1], "matmul") || !parse(&o, argc, argv)) return usage();
     bench_matmul(&o);
     return 0;

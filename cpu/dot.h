@@ -112,7 +112,8 @@ SIMD_FN vi spread_bits(vi v, int shift) {
                                                      0x0c0c0c0c),
                                    _mm256_set1_epi8((char)b));
     __m256i bit = _mm256_set1_epi32(shift % 8 ? (int)0x80402010 : 0x08040201), sixteen = _mm256_set1_epi8(16);
-    __m256i x = _mm256_and_si256(_mm256_shuffle_epi8(v.a, pick), bit), y = _mm256_and_si256(_mm256_shuffle_epi8(v.b, pick), bit);
+    __m256i x = _mm256_and_si256(_mm256_shuffle_epi8(v.a, pick), bit);
+    __m256i y = _mm256_and_si256(_mm256_shuffle_epi8(v.b, pick), bit);
     return SIMD_VI(_mm256_and_si256(_mm256_cmpeq_epi8(x, bit), sixteen), _mm256_and_si256(_mm256_cmpeq_epi8(y, bit), sixteen));
 }
 

@@ -11,12 +11,12 @@
 enum { SLICE = 256 /* elements of the sum per task */ };
 
 struct experts_state {
-    int cap; /* choices per batch */
-    int32_t *first;  /* [n_expert + 1] first choice of each expert in `choice` */
-    int32_t *choice; /* [tokens of a chunk * used] token * n_used + k, by expert */
-    int32_t *token;  /* [tokens of a chunk * used] the token of each */
-    float *x;        /* [cap, cols + 1] prepared inputs, first of gate and up, then of down */
-    float *gate, *up; /* [cap, cols + 1]; `up` takes the output of down as well */
+    int cap;                  /* choices per batch */
+    int32_t *first;           /* [n_expert + 1] first choice of each expert in `choice` */
+    int32_t *choice;          /* [tokens of a chunk * used] token * n_used + k, by expert */
+    int32_t *token;           /* [tokens of a chunk * used] the token of each */
+    float *x;                 /* [cap, cols + 1] prepared inputs, first of gate and up, then of down */
+    float *gate, *up;         /* [cap, cols + 1]; `up` takes the output of down as well */
     struct product *products; /* [2 * min(cap, n_expert)] */
     struct prepare *prepares; /* [min(cap, n_expert)] */
     void *memory;
@@ -39,14 +39,13 @@ static bool place_arrays(struct arrays *a, const struct ops_limits *l) {
     int n_tok = l->n_tok < MATMUL_TOKENS ? l->n_tok : MATMUL_TOKENS, used = l->n_expert_used;
     a->cap = n_tok > used ? n_tok : used;
     size_t choices = (size_t)n_tok * (size_t)used;
-    size_t row = (size_t)l->cols + 1, cap = (size_t)a->cap, runs = (size_t)(a->cap < l->n_expert ? a->cap : l->n_expert);
+    size_t row = (size_t)l->cols + 1, cap = (size_t)a->cap,
+           runs = (size_t)(a->cap < l->n_expert ? a->cap : l->n_expert);
     size_t *end = &a->bytes;
     return place(&a->first, end, (size_t)l->n_expert + 1, sizeof(int32_t)) &&
-           place(&a->choice, end, choices, sizeof(int32_t)) &&
-           place(&a->token, end, choices, sizeof(int32_t)) &&
+           place(&a->choice, end, choices, sizeof(int32_t)) && place(&a->token, end, choices, sizeof(int32_t)) &&
            place(&a->x, end, cap, row * sizeof(float)) && place(&a->gate, end, cap, row * sizeof(float)) &&
-           place(&a->up, end, cap, row * sizeof(float)) &&
-           place(&a->products, end, 2 * runs, sizeof(struct product)) &&
+           place(&a->up, end, cap, row * sizeof(float)) && place(&a->products, end, 2 * runs, sizeof(struct product)) &&
            place(&a->prepares, end, runs, sizeof(struct prepare));
 }
 
@@ -117,10 +116,10 @@ static int run_batch(struct cpu *c, const struct experts_args *a, const struct s
         next = s->first[e + 1] < end ? s->first[e + 1] : end;
         void *x = (uint8_t *)s->x + (size_t)(i - begin) * in_bytes;
         s->prepares[n] = (struct prepare){x, a->x, s->token + i, dim, next - i, a->gate.type};
-        s->products[2 * n] = (struct product){.w = expert_mat(&a->gate, b->gate, e), .x = x, .n_tok = next - i,
-                                              .y = s->gate + (i - begin) * n_ff};
-        s->products[2 * n + 1] = (struct product){.w = expert_mat(&a->up, b->up, e), .x = x, .n_tok = next - i,
-                                                  .y = s->up + (i - begin) * n_ff};
+        s->products[2 * n] = (struct product){
+            .w = expert_mat(&a->gate, b->gate, e), .x = x, .n_tok = next - i, .y = s->gate + (i - begin) * n_ff};
+        s->products[2 * n + 1] = (struct product){
+            .w = expert_mat(&a->up, b->up, e), .x = x, .n_tok = next - i, .y = s->up + (i - begin) * n_ff};
     }
     prepare_run(c, s->prepares, n);
     int rc = products_run(c, s->products, 2 * n);
@@ -132,8 +131,8 @@ static int run_batch(struct cpu *c, const struct experts_args *a, const struct s
         next = s->first[e + 1] < end ? s->first[e + 1] : end;
         void *x = (uint8_t *)s->x + (size_t)(i - begin) * mid_bytes;
         s->prepares[n] = (struct prepare){x, s->gate + (i - begin) * n_ff, NULL, n_ff, next - i, a->down.type};
-        s->products[n] = (struct product){.w = expert_mat(&a->down, b->down, e), .x = x, .n_tok = next - i,
-                                          .y = s->up + (i - begin) * dim};
+        s->products[n] = (struct product){
+            .w = expert_mat(&a->down, b->down, e), .x = x, .n_tok = next - i, .y = s->up + (i - begin) * dim};
     }
     prepare_run(c, s->prepares, n);
     rc = products_run(c, s->products, n);
@@ -154,7 +153,8 @@ static int check_experts(const struct cpu *c, const struct experts_args *a, stru
         !strip_layout(&down, a->down.type, a->down.rows, a->down.cols) || a->up.rows != a->gate.rows ||
         a->up.cols != a->gate.cols || a->down.cols != a->gate.rows || a->down.rows != a->gate.cols ||
         a->gate.cols > l->cols || a->gate.rows > l->cols)
-        return err_set(ERR_ARG, "experts: gate [%lld, %lld], up [%lld, %lld], down [%lld, %lld] (opened for %lld inputs)",
+        return err_set(ERR_ARG,
+                       "experts: gate [%lld, %lld], up [%lld, %lld], down [%lld, %lld] (opened for %lld inputs)",
                        (long long)a->gate.rows, (long long)a->gate.cols, (long long)a->up.rows, (long long)a->up.cols,
                        (long long)a->down.rows, (long long)a->down.cols, (long long)l->cols);
     if (matmul_is_plain(a->gate.type) != matmul_is_plain(a->up.type))

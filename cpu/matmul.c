@@ -7,19 +7,25 @@
 #include <string.h>
 
 enum {
-    REUSE_TASK_BYTES = 192 << 10,  /* weights of a task that several column blocks use: stay in the second-level cache */
-    PIECE_BYTES = 10 << 10,        /* activations of a column block that stay in the first-level cache */
-    TASKS_PER_THREAD = 6,          /* at least, where there is enough work: evens out unequal threads */
-    PREFETCH_BYTES = 3072,         /* ahead of the weights at work, when all of a strip is read in one go */
-    PANEL_FLOATS = 64 << 10,       /* per worker: 16-bit weights widened for many columns */
-    PLAIN_STRIPS = 16,             /* of a task then */
-    PLAIN_BLOCKS = 3,              /* column blocks from which that pays */
-    SMALL_PREPARE = 4096           /* elements that are not worth waking the pool for */
+    REUSE_TASK_BYTES = 192 << 10, /* weights of a task that several column blocks use: stay in the second-level cache */
+    PIECE_BYTES = 10 << 10,       /* activations of a column block that stay in the first-level cache */
+    TASKS_PER_THREAD = 6,         /* at least, where there is enough work: evens out unequal threads */
+    PREFETCH_BYTES = 3072,        /* ahead of the weights at work, when all of a strip is read in one go */
+    PANEL_FLOATS = 64 << 10,      /* per worker: 16-bit weights widened for many columns */
+    PLAIN_STRIPS = 16,            /* of a task then */
+    PLAIN_BLOCKS = 3,             /* column blocks from which that pays */
+    PREPARE_COLS = 4096           /* elements prepared by a task; fewer in all are not worth waking the pool for */
 };
 
-static int64_t div_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t div_up(int64_t a, int64_t b) {
+    return a / b + (a % b != 0);
+}
+static int64_t min64(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+static int64_t max64(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
 
 static int tile_width(const struct matmul_state *s, int type) {
     return matmul_is_plain(type) ? s->kern->plain_cols : s->kern->cols;
@@ -41,38 +47,46 @@ static size_t block_x_bytes(int type) {
 struct prepare_job {
     struct matmul_state *s;
     const struct prepare *p;
-    int n;
 };
 
-static void prepare_token(struct matmul_state *s, const struct prepare *p, int t) {
+static int prepare_tasks(const struct prepare *p) {
+    return p->n_tok * (int)div_up(p->cols, PREPARE_COLS);
+}
+
+/* Elements k0..k1-1 of token t. */
+static void prepare_part(struct matmul_state *s, const struct prepare *p, int t, int64_t k0, int64_t k1) {
     int width = tile_width(s, p->type), block = t / width;
     int64_t stride = min64(width, p->n_tok - block * width);
     const float *x = p->x + (p->rows ? p->rows[t] : t) * p->cols;
     uint8_t *base = (uint8_t *)p->dst + (size_t)block * (size_t)width * matmul_token_bytes(p->type, p->cols);
     if (!matmul_is_plain(p->type)) {
-        s->kern->quantize((struct xq *)(void *)base + t % width, stride, x, p->cols);
+        struct xq *dst = (struct xq *)(void *)base + t % width + k0 / 32 * stride;
+        s->kern->quantize(dst, stride, x + k0, k1 - k0);
         return;
     }
     float *dst = (float *)(void *)base + t % width;
-    for (int64_t k = 0; k < p->cols; k++) dst[k * stride] = x[k];
-    if (p->cols % 2) dst[p->cols * stride] = 0;
+    for (int64_t k = k0; k < k1; k++) dst[k * stride] = x[k];
+    if (k1 == p->cols && p->cols % 2) dst[p->cols * stride] = 0;
 }
 
 static void prepare_task(void *arg, int task, int worker) {
     (void)worker;
     struct prepare_job *j = arg;
     const struct prepare *p = j->p;
-    for (; task >= p->n_tok; p++) task -= p->n_tok;
-    prepare_token(j->s, p, task);
+    for (; task >= prepare_tasks(p); p++) task -= prepare_tasks(p);
+    int64_t k0 = task / p->n_tok * (int64_t)PREPARE_COLS;
+    prepare_part(j->s, p, task % p->n_tok, k0, min64(p->cols, k0 + PREPARE_COLS));
 }
 
 void prepare_run(struct cpu *c, const struct prepare *p, int n) {
-    struct prepare_job j = {c->matmul, p, n};
+    struct prepare_job j = {c->matmul, p};
     int64_t elements = 0;
     int n_task = 0;
-    for (int i = 0; i < n; i++) elements += p[i].n_tok * p[i].cols, n_task += p[i].n_tok;
-    if (elements > SMALL_PREPARE) pool_run(c->pool, prepare_task, &j, n_task);
-    else for (int i = 0; i < n_task; i++) prepare_task(&j, i, 0);
+    for (int i = 0; i < n; i++) elements += p[i].n_tok * p[i].cols, n_task += prepare_tasks(&p[i]);
+    if (elements > PREPARE_COLS)
+        pool_run(c->pool, prepare_task, &j, n_task);
+    else
+        for (int i = 0; i < n_task; i++) prepare_task(&j, i, 0);
 }
 
 /* ---- products ---- */
@@ -96,7 +110,8 @@ static int64_t piece_blocks(const struct product *p, int64_t n_col_block) {
     return max64(1, PIECE_BYTES / ((int64_t)block_x_bytes(p->w.type) * p->width));
 }
 
-static struct matmul_tile tile_of(const struct product *p, int64_t strip, int64_t col_block, int64_t b0, int64_t n_block) {
+static struct matmul_tile tile_of(const struct product *p, int64_t strip, int64_t col_block, int64_t b0,
+                                  int64_t n_block) {
     const struct strip_layout *l = &p->l;
     const uint8_t *base = (const uint8_t *)p->w.data + (size_t)strip * l->strip_bytes;
     int64_t t0 = col_block * p->width, row = strip * STRIP_ROWS;
@@ -123,8 +138,8 @@ static struct matmul_tile tile_of(const struct product *p, int64_t strip, int64_
 
 /* Plain weights and many column blocks: piece by piece of the rows, so that the pieces of all strips of the task stay in
  * the second-level cache while the column blocks pass. 16-bit pieces are widened to f32 first. */
-static void run_plain(const struct matmul_state *m, const struct product *p, int64_t s0, int64_t s1, int64_t c0, int64_t c1,
-                      int worker) {
+static void run_plain(const struct matmul_state *m, const struct product *p, int64_t s0, int64_t s1, int64_t c0,
+                      int64_t c1, int worker) {
     float *panel = m->panels + (size_t)worker * PANEL_FLOATS;
     bool narrow = p->w.type != QT_F32;
     int step = m->kern->plain_strips;
@@ -161,15 +176,17 @@ static const struct product *product_at(const struct products_job *j, int64_t i)
     int lo = 0, hi = j->n - 1;
     while (lo < hi) {
         int mid = (lo + hi + 1) / 2;
-        if (j->p[mid].first <= i) lo = mid;
-        else hi = mid - 1;
+        if (j->p[mid].first <= i)
+            lo = mid;
+        else
+            hi = mid - 1;
     }
     return &j->p[lo];
 }
 
 /* One product's strips s0..s1-1 with its column blocks c0..c1-1. */
-static void run_part(const struct matmul_state *m, const struct product *p, int64_t s0, int64_t s1, int64_t c0, int64_t c1,
-                     int worker) {
+static void run_part(const struct matmul_state *m, const struct product *p, int64_t s0, int64_t s1, int64_t c0,
+                     int64_t c1, int worker) {
     if (matmul_is_plain(p->w.type) && c1 - c0 >= PLAIN_BLOCKS) {
         run_plain(m, p, s0, s1, c0, c1, worker);
         return;
@@ -188,7 +205,8 @@ static void reuse_task(void *arg, int task, int worker) {
     const struct product *p = product_at(j, task);
     task -= (int)p->first;
     int64_t s0 = task / p->n_col_task * p->strips, c0 = task % p->n_col_task * p->cols;
-    run_part(j->m, p, s0, min64(p->l.n_strip, s0 + p->strips), c0, min64(div_up(p->n_tok, p->width), c0 + p->cols), worker);
+    run_part(j->m, p, s0, min64(p->l.n_strip, s0 + p->strips), c0, min64(div_up(p->n_tok, p->width), c0 + p->cols),
+             worker);
 }
 
 /* When weights are read once, each thread should walk through memory in long runs, yet all should end together: the first
@@ -240,8 +258,10 @@ int products_run(struct cpu *c, struct product *p, int n) {
         first += read_once ? p[i].l.n_strip : div_up(p[i].l.n_strip, p[i].strips) * p[i].n_col_task;
     }
     if (first > INT32_MAX) return err_set(ERR_ARG, "matmul: %lld tasks", (long long)first);
-    if (j.n && read_once) pool_run(c->pool, stream_task, &j, STREAM_TASKS * j.n_thread);
-    else if (j.n) pool_run(c->pool, reuse_task, &j, (int)first);
+    if (j.n && read_once)
+        pool_run(c->pool, stream_task, &j, STREAM_TASKS * j.n_thread);
+    else if (j.n)
+        pool_run(c->pool, reuse_task, &j, (int)first);
     return 0;
 }
 
@@ -278,8 +298,8 @@ static int matmul_chunk(struct cpu *c, const struct matmul *m, int t0, int n_tok
             prep[n_prep++] = (struct prepare){.dst = dst, .x = x, .cols = m->cols, .n_tok = n_tok, .type = w->type};
             *prepared = dst;
         }
-        p[i] = (struct product){.w = *w, .x = *prepared, .n_tok = n_tok, .y = m->out[i].y + t0 * w->rows,
-                                .bias = m->out[i].bias};
+        p[i] = (struct product){
+            .w = *w, .x = *prepared, .n_tok = n_tok, .y = m->out[i].y + t0 * w->rows, .bias = m->out[i].bias};
     }
     prepare_run(c, prep, n_prep);
     return products_run(c, p, m->n);
@@ -313,8 +333,8 @@ static int op_embed(struct ops *o, float *x, const struct mat *embd, const int32
     struct cpu *c = (struct cpu *)o;
     struct strip_layout l;
     if (!strip_layout(&l, embd->type, embd->rows, embd->cols))
-        return err_set(ERR_ARG, "embed: %s [%lld, %lld] cannot be decoded", quant_name(embd->type), (long long)embd->rows,
-                       (long long)embd->cols);
+        return err_set(ERR_ARG, "embed: %s [%lld, %lld] cannot be decoded", quant_name(embd->type),
+                       (long long)embd->rows, (long long)embd->cols);
     for (int t = 0; t < n_tok; t++)
         if (ids[t] < 0 || ids[t] >= embd->rows)
             return err_set(ERR_ARG, "embed: token id %d, the vocabulary has %lld", ids[t], (long long)embd->rows);
@@ -338,13 +358,14 @@ static size_t plain_bytes(const struct cpu_opts *o) {
     return size_mul3((size_t)chunk_tokens(o), (size_t)o->limits.cols + 1, sizeof(float));
 }
 
-static size_t panel_bytes(const struct cpu_opts *o) { return size_mul3((size_t)o->n_thread, PANEL_FLOATS, sizeof(float)); }
+static size_t panel_bytes(const struct cpu_opts *o) {
+    return size_mul3((size_t)o->n_thread, PANEL_FLOATS, sizeof(float));
+}
 
 size_t matmul_scratch_bytes(const struct cpu_opts *o) {
     size_t sum = sizeof(struct matmul_state);
     if (!size_add(&sum, sum, quantised_bytes(o)) || !size_add(&sum, sum, plain_bytes(o)) ||
-        !size_add(&sum, sum, panel_bytes(o)) ||
-        !size_add(&sum, sum, experts_scratch_bytes(o)))
+        !size_add(&sum, sum, panel_bytes(o)) || !size_add(&sum, sum, experts_scratch_bytes(o)))
         return SIZE_MAX;
     return sum;
 }

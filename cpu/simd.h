@@ -351,9 +351,9 @@ SIMD_FN int32_t vi_sum(vi a) {
 #endif
 }
 
-/* e^x with at most 1.1 ulp of error (measured against f64 on 44 million f32 in each build): 0 below -104, infinity above 88.8, subnormal
- * results kept, NaN stays NaN. x = n ln2 + r with |r| <= ln2/2, e^r by a polynomial of degree 6 (Chebyshev nodes), and
- * 2^n as two factors so that both ends of the range come out right. */
+/* e^x with at most 1.1 ulp of error (measured against f64 on 44 million f32 in each build): 0 below -104, infinity above
+ * 88.8, subnormal results kept, NaN stays NaN. x = n ln2 + r with |r| <= ln2/2, e^r by a polynomial of degree 6
+ * (Chebyshev nodes), and 2^n as two factors so that both ends of the range come out right. */
 SIMD_FN vf vf_exp(vf x) {
     x = vf_max(vf_set1(-104.0f), vf_min(vf_set1(89.0f), x)); /* constant first: a NaN x passes through */
     vi n = vi_round(vf_mul(x, vf_set1(1.44269504f)));

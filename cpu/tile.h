@@ -82,7 +82,8 @@ struct tile_out {
 /* Rows row0.. of columns c0... */
 SIMD_FN struct tile_out tile_out(const struct matmul_tile *t, int row0, int c0) {
     int n_row = t->n_row - row0 < VLEN ? t->n_row - row0 : VLEN;
-    return (struct tile_out){t->y + c0 * t->y_stride + row0, t->y_stride, n_row, t->resume, t->bias ? t->bias + row0 : NULL};
+    float *y = t->y + c0 * t->y_stride + row0;
+    return (struct tile_out){y, t->y_stride, n_row, t->resume, t->bias ? t->bias + row0 : NULL};
 }
 
 SIMD_FN void tile_begin(const int nc, vf *acc, struct tile_out o) {

@@ -21,17 +21,24 @@ static struct fields fields(int type) {
     case QT_Q4_1:
     case QT_Q5_1:
     case QT_Q4_K:
-    case QT_Q5_K: return (struct fields){0, 2};
-    case QT_Q2_K: return (struct fields){80, 82};
-    case QT_Q3_K: return (struct fields){108, -1};
-    case QT_Q6_K: return (struct fields){208, -1};
-    case QT_TQ2_0: return (struct fields){64, -1};
+    case QT_Q5_K:
+        return (struct fields){0, 2};
+    case QT_Q2_K:
+        return (struct fields){80, 82};
+    case QT_Q3_K:
+        return (struct fields){108, -1};
+    case QT_Q6_K:
+        return (struct fields){208, -1};
+    case QT_TQ2_0:
+        return (struct fields){64, -1};
     case QT_F32:
     case QT_F16:
     case QT_BF16:
     case QT_MXFP4:
-    case QT_NVFP4: return (struct fields){-1, -1};
-    default: return (struct fields){0, -1};
+    case QT_NVFP4:
+        return (struct fields){-1, -1};
+    default:
+        return (struct fields){0, -1};
     }
 }
 
@@ -56,7 +63,8 @@ void *ref_random_rows(int type, int64_t rows, int64_t cols, uint64_t seed) {
         if (type == QT_F32) memcpy(p, &v, 4);
         if (type == QT_F16) put_f16(p, 0, v);
         if (type == QT_BF16) memcpy(p, &bf, 2);
-        if (type == QT_MXFP4) p[0] = (uint8_t)(test_rand(&seed) % 32 ? 120 + test_rand(&seed) % 8 : test_rand(&seed) % 3);
+        if (type == QT_MXFP4)
+            p[0] = (uint8_t)(test_rand(&seed) % 32 ? 120 + test_rand(&seed) % 8 : test_rand(&seed) % 3);
     }
     return data;
 }
@@ -70,8 +78,8 @@ void *ref_strips(int type, const void *w, int64_t rows, int64_t cols) {
     uint8_t *data = aligned_alloc(STRIP_ALIGN, l.bytes);
     for (int64_t s = 0; s < l.n_strip; s++) {
         int64_t left = rows - s * STRIP_ROWS;
-        strip_pack(&l, type, data + (size_t)s * l.strip_bytes, (const uint8_t *)w + (size_t)(s * STRIP_ROWS) * row, cols,
-                   (int)(left < STRIP_ROWS ? left : STRIP_ROWS));
+        strip_pack(&l, type, data + (size_t)s * l.strip_bytes, (const uint8_t *)w + (size_t)(s * STRIP_ROWS) * row,
+                   cols, (int)(left < STRIP_ROWS ? left : STRIP_ROWS));
     }
     return data;
 }
@@ -81,7 +89,9 @@ void ref_quantise(double *x_hat, const float *x, int64_t cols) {
         float max = 0;
         for (int k = 0; k < 32; k++) max = fabsf(x[i + k]) > max ? fabsf(x[i + k]) : max;
         float d = max / 127;
-        for (int k = 0; k < 32; k++) x_hat[i + k] = d == 0 ? 0 : (double)d * (double)rintf(x[i + k] / d);
+        /* The limit is reached only by a subnormal d, which is imprecise. */
+        for (int k = 0; k < 32; k++)
+            x_hat[i + k] = d == 0 ? 0 : (double)d * (double)fminf(127, fmaxf(-127, rintf(x[i + k] / d)));
     }
 }
 
@@ -91,7 +101,8 @@ static double dot(const float *w, const double *x, int64_t n) {
     return s;
 }
 
-void ref_matmul(double *y, int type, const void *w, int64_t rows, int64_t cols, const float *x, int n_tok, const float *bias) {
+void ref_matmul(double *y, int type, const void *w, int64_t rows, int64_t cols, const float *x, int n_tok,
+                const float *bias) {
     size_t row_bytes = 0;
     quant_row_bytes(&row_bytes, type, cols);
     float *row = malloc((size_t)cols * sizeof *row);
@@ -106,10 +117,12 @@ void ref_matmul(double *y, int type, const void *w, int64_t rows, int64_t cols, 
     free(row), free(xd);
 }
 
-static bool is_plain(int type) { return quant_info(type)->block_elems == 1; }
+static bool is_plain(int type) {
+    return quant_info(type)->block_elems == 1;
+}
 
-void ref_matmul_contract(double *y, double *size, int type, const void *w, int64_t rows, int64_t cols, const float *x, int n_tok,
-                         const float *bias) {
+void ref_matmul_contract(double *y, double *size, int type, const void *w, int64_t rows, int64_t cols, const float *x,
+                         int n_tok, const float *bias) {
     size_t row_bytes = 0;
     quant_row_bytes(&row_bytes, type, cols);
     const struct quant_info *q = quant_info(type);
