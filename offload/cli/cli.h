@@ -112,6 +112,9 @@ int cli_read_file(char **out, size_t *bytes, const char *path);
 /* Peak resident bytes of this process. */
 size_t cli_rss_peak(void);
 
+/* "f16", "q8_0": as the options spell it; rotating static buffer. */
+const char *cli_type_name(int type);
+
 /* "12.3 MiB", "4.56 GiB" into a rotating static buffer. */
 const char *cli_bytes(double bytes);
 

@@ -26,7 +26,7 @@ struct ints {
 
 struct bench_opts {
     struct cli_opts m; /* model, threads and types are taken from the lists below */
-    struct opt_list models;
+    struct opt_list models, shapes;
     struct ints p, n, d, t, ub, pg; /* pg: pairs, prompt << 32 | gen */
     struct ints ctk, ctv;
     int64_t reps, delay_s, seed;
@@ -120,6 +120,7 @@ static int parse(struct bench_opts *o, int argc, char **argv) {
     struct opt tab[] = {
         {.names = "What to measure (lists: 1,2 or first-last+step or first-last*factor)", .type = OPT_GROUP},
         {.names = "-m,--model", .type = OPT_LIST, .dst = &o->models, .metavar = "FILE", .help = "GGUF file; may be repeated"},
+        {.names = "--shape", .type = OPT_LIST, .dst = &o->shapes, .metavar = "NAME:MIX", .help = "random weights of a built-in shape, marked in every row: qwen3.8-27b:q4_k_m"},
         {.names = "-p,--n-prompt", .type = OPT_CALL, .dst = &o->p, .metavar = "N", .call = call_ints, .help = "prompt tokens (512); 0: no prefill test"},
         {.names = "-n,--n-gen", .type = OPT_CALL, .dst = &o->n, .metavar = "N", .call = call_ints, .help = "tokens to decode (128); 0: no decode test"},
         {.names = "-pg", .type = OPT_CALL, .dst = &o->pg, .metavar = "PP,TG", .call = call_pair, .help = "prefill then decode, timed together"},
@@ -147,10 +148,10 @@ static int parse(struct bench_opts *o, int argc, char **argv) {
         {.names = "--progress", .type = OPT_FLAG, .dst = &o->progress, .help = "say on standard error what runs", .rare = true},
         {.type = OPT_END},
     };
-    struct opts_cmd cmd = {.name = "bench", .summary = "speed of prefill and decode", .usage = "-m FILE [-p 512] [-n 128] [-d 0,4K,16K] [-o md|csv|json|jsonl|sql]"};
+    struct opts_cmd cmd = {.name = "bench", .summary = "speed of prefill and decode", .usage = "-m FILE | --shape NAME:MIX [-p 512] [-n 128] [-d 0,4K,16K] [-o md|csv|json|jsonl|sql]"};
     int rc = opts_parse(&cmd, tab, argc, argv, stdout);
     if (rc) return rc;
-    if (!o->models.n) return err_set(ERR_ARG, "no model: give -m FILE.gguf");
+    if (!o->models.n && !o->shapes.n) return err_set(ERR_ARG, "no model: give -m FILE.gguf or --shape NAME:MIX");
     if (o->m.ngl > 0)
         return err_set(ERR_ARG, "-ngl %lld: this version has no GPU back end; a bench of it would measure something else", (long long)o->m.ngl);
     return 0;
@@ -166,6 +167,7 @@ static void random_ids(int32_t *ids, int n, int n_vocab, uint64_t *state) {
 /* What one (model, session) measurement needs. */
 struct bench {
     const struct bench_opts *o;
+    bool random_weights;
     struct engine *engine;
     struct session *session;
     struct plan plan;
@@ -290,7 +292,7 @@ static json_t *result(const struct bench *b, const char *path, const struct test
         STR("backends", "CPU");
     model_fields(j, b, path);
     INT("n_batch", p->chunk_tokens), INT("n_ubatch", p->chunk_tokens), INT("n_threads", t->n_thread), STR("cpu_mask", "0x0"),
-        BOOL("cpu_strict", false), INT("poll", 100), STR("type_k", quant_name(t->type_k)), STR("type_v", quant_name(t->type_v)),
+        BOOL("cpu_strict", false), INT("poll", 100), STR("type_k", cli_type_name(t->type_k)), STR("type_v", cli_type_name(t->type_v)),
         INT("n_gpu_layers", 0), INT("n_cpu_moe", 0), STR("split_mode", "none"), INT("main_gpu", 0), BOOL("no_kv_offload", false),
         BOOL("flash_attn", true), STR("devices", "none"), STR("tensor_split", "0.00"), STR("tensor_buft_overrides", "none"),
         BOOL("use_mmap", false), BOOL("use_direct_io", false), BOOL("embeddings", false), BOOL("no_op_offload", false), BOOL("no_host", false),
@@ -320,7 +322,7 @@ static json_t *result(const struct bench *b, const char *path, const struct test
     int64_t attended = t->depth + (t->n_gen ? t->n_prompt + (t->n_gen + 1) / 2 : (t->n_prompt + 1) / 2);
     double per_tok = p->weight_bytes_per_tok + p->state_bytes_per_tok + p->kv_bytes_per_position * (double)attended;
     STR("test", name), REAL("median_ts", median), REAL("min_ts", sorted[0]), REAL("max_ts", sorted[reps - 1]),
-        STR("fill", t->depth ? (b->o->fill == FILL_SYNTHETIC ? "synthetic" : "prefill") : "none"), STR("kernels", isa_name(p->isa)),
+        STR("weights", b->random_weights ? "random" : "file"), STR("fill", t->depth ? (b->o->fill == FILL_SYNTHETIC ? "synthetic" : "prefill") : "none"), STR("kernels", isa_name(p->isa)),
         INT("seed", b->o->seed), INT("w_bytes_host", p->weights_bytes), INT("kv_bytes_host", p->kv_bytes), INT("kv_bytes_gpu", 0),
         REAL("h2d_bytes_per_tok", 0), INT("attended_tokens", attended), BOOL("pinned", false),
         REAL("read_bytes_per_tok", t->n_prompt ? 0 : per_tok), REAL("read_gbps", t->n_prompt ? 0 : per_tok * median * 1e-9),
@@ -484,15 +486,17 @@ static int list_tests(struct test *out, const struct bench_opts *o, struct test 
     return n;
 }
 
-static int bench_model(const struct bench_opts *o, const char *path, int *row) {
-    struct bench b = {.o = o, .rng = (uint64_t)o->seed};
+/* path: a file, or the name of a shape. */
+static int bench_model(const struct bench_opts *o, const char *path, bool shape, int *row) {
+    struct bench b = {.o = o, .random_weights = shape, .rng = (uint64_t)o->seed};
     bool checked = false;
     int most = 2048;
     for (int i = 0; i < o->p.n; i++) most = o->p.v[i] > most ? (int)o->p.v[i] : most;
     for (int i = 0; i < o->pg.n; i++) most = (o->pg.v[i] >> 32) > most ? (int)(o->pg.v[i] >> 32) : most;
     b.n_ids = most;
     b.ids = malloc((size_t)most * sizeof *b.ids);
-    int rc = b.ids ? engine_open(&b.engine, path, &o->m.rope) : err_set(ERR_NOMEM, "bench: out of memory");
+    int rc = b.ids ? 0 : err_set(ERR_NOMEM, "bench: out of memory");
+    if (!rc) rc = shape ? engine_open_shape(&b.engine, path, &o->m.rope) : engine_open(&b.engine, path, &o->m.rope);
     if (!rc) rc = engine_load(b.engine, o->t.v[0] ? (int)o->t.v[0] : topo_default_threads(engine_topo(b.engine)), NULL, NULL, &cli_stop);
     static struct test tests[3 * MAX_LIST];
     for (int k = 0; k < o->ctk.n; k++)
@@ -515,10 +519,12 @@ int cmd_bench(int argc, char **argv) {
     int rc = parse(&o, argc, argv), row = 0;
     if (rc == OPTS_HELP) return 0;
     cli_catch_signals();
-    for (int i = 0; i < o.models.n && !rc; i++) rc = bench_model(&o, o.models.item[i], &row);
+    for (int i = 0; i < o.models.n && !rc; i++) rc = bench_model(&o, o.models.item[i], false, &row);
+    for (int i = 0; i < o.shapes.n && !rc; i++) rc = bench_model(&o, o.shapes.item[i], true, &row);
     if (row && !rc && o.format == FMT_JSON) printf("\n]\n");
     if (row && !rc && o.err_format == FMT_JSON) fprintf(stderr, "\n]\n");
     if (!row && !rc) rc = err_set(ERR_ARG, "nothing to measure: -p and -n are all 0");
     free(o.models.item);
+    free(o.shapes.item);
     return rc ? cli_fail("bench", rc) : 0;
 }

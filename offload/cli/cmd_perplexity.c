@@ -226,7 +226,7 @@ int cmd_perplexity(int argc, char **argv) {
     if (rc) goto out;
     ppl = (struct ppl){.n_vocab = engine_model(e)->n_vocab, .n_ctx = (int)o.ctx, .first = (int)o.ctx / 2};
     fprintf(stderr, "perplexity: %d windows of %lld tokens, %d threads, K %s, V %s\n", n_chunk, (long long)o.ctx, p.n_thread,
-            quant_name(p.type_k), quant_name(p.type_v));
+            cli_type_name(p.type_k), cli_type_name(p.type_v));
     if (kl_base) rc = kl_open(&ppl, kl_base, kl, ids, n_chunk);
     if (!rc) rc = windows(s, &ppl, ids, n_chunk, tokenizer_add_bos(tok) ? tokenizer_bos(tok) : -1, o.json);
     if (ppl.count && o.json)

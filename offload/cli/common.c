@@ -4,6 +4,7 @@
 #include "core/quant.h"
 #include "offload/clock.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -15,6 +16,16 @@
 
 void cli_defaults(struct cli_opts *o) {
     *o = (struct cli_opts){.type_k = QT_F16, .type_v = QT_F16, .kernels = "auto", .rope = rope_user_none()};
+}
+
+const char *cli_type_name(int type) {
+    static char ring[4][16];
+    static int at;
+    char *s = ring[at++ & 3];
+    int i = 0;
+    for (const char *name = quant_name(type); name[i] && i < 15; i++) s[i] = (char)tolower((unsigned char)name[i]);
+    s[i] = 0;
+    return s;
 }
 
 int cli_kv_type(const char *option, const char *value, void *dst) {
@@ -104,7 +115,7 @@ static void row(FILE *to, const char *what, size_t bytes, const char *why) {
 
 void cli_print_plan(FILE *to, const struct plan *p, const struct model *m) {
     char kv[96];
-    snprintf(kv, sizeof kv, "%lld positions, K %s, V %s", (long long)p->n_ctx, quant_name(p->type_k), quant_name(p->type_v));
+    snprintf(kv, sizeof kv, "%lld positions, K %s, V %s", (long long)p->n_ctx, cli_type_name(p->type_k), cli_type_name(p->type_v));
     fprintf(to, "model    %s %s, %.2f B parameters, %d layers\n", m->arch, m->name, (double)m->n_params * 1e-9, m->n_layer);
     fprintf(to, "runs on  CPU: %d thread%s, %s kernels; no GPU back end in this version\n", p->n_thread,
             p->n_thread == 1 ? "" : "s", isa_name(p->isa));
@@ -129,7 +140,7 @@ json_t *cli_plan_json(const struct plan *p) {
                      "kv_streamed_bytes", (json_int_t)0, "kv_total_bytes", (json_int_t)p->kv_bytes,
                      "state_bytes", (json_int_t)p->state_bytes, "saved_state_bytes", (json_int_t)p->saved_bytes, "scratch_bytes", (json_int_t)p->scratch_bytes,
                      "ring_bytes", (json_int_t)0, "threads", p->n_thread, "chunk_tokens", p->chunk_tokens,
-                     "n_ctx", (json_int_t)p->n_ctx, "type_k", quant_name(p->type_k), "type_v", quant_name(p->type_v),
+                     "n_ctx", (json_int_t)p->n_ctx, "type_k", cli_type_name(p->type_k), "type_v", cli_type_name(p->type_v),
                      "kernels", isa_name(p->isa));
 }
 
