@@ -144,7 +144,7 @@ static bool is_whole(const struct machine *m, const struct plain *asked) {
 
 static void add_name(char *list, size_t cap, const char *name) {
     size_t n = strlen(list);
-    snprintf(list + n, cap - n, "%s%s", n ? ", " : "", name);
+    snprintf(list + n, cap - n, "%s%.40s", n ? ", " : "", name);
 }
 
 static int find(const struct machine **out, const char *name, bool gpu_only) {

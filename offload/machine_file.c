@@ -159,7 +159,7 @@ static int read_node(const struct reader *r, struct machine_node *n, json_t *v) 
     *n = (struct machine_node){.id = -1};
     if (!json_is_object(v)) return err_set(ERR_ARG, "%s: host.nodes must hold objects", r->what);
     json_object_foreach(v, key, item) {
-        double x;
+        double x = 0;
         int rc = 0;
         if (!strcmp(key, "id")) {
             rc = read_number(r, &x, "host.nodes.id", item, 0, 4095);
@@ -231,7 +231,7 @@ static int read_field(struct reader *r, enum group g, const char *key, const jso
     for (int i = 0; i < N_FIELD; i++) {
         const struct field *f = &fields[i];
         if (f->group != g || strcmp(f->key, key)) continue;
-        double x;
+        double x = 0;
         *taken = true;
         snprintf(where, sizeof where, "%s.%s", group_names[g], key);
         int rc = read_number(r, &x, where, v, f->min, f->max);
