@@ -25,6 +25,7 @@ struct gguf {
     struct gguf_dir dir; /* of shard 0 */
     struct gguf_tensors tensors;
     uint32_t *order;      /* [tensors.n] indices sorted by name */
+    struct gguf_source source; /* read NULL: the files */
     uint64_t n_promised;  /* tensors of all parts that key split.tensors.count says; UINT64_MAX: it does not */
 };
 
@@ -169,6 +170,7 @@ int gguf_open(struct gguf **out, const char *path) {
 
 void gguf_close(struct gguf *g) {
     if (!g) return;
+    if (g->source.close) g->source.close(g->source.ctx);
     for (int i = 0; i < g->n_shard; i++) shard_close(&g->shards[i]);
     free(g->shards);
     free(g->tensors.v);
@@ -183,6 +185,7 @@ int gguf_read(const struct gguf *g, int shard, uint64_t offset, void *dst, size_
     const struct shard *s = &g->shards[shard];
     if (offset > s->bytes || bytes > s->bytes - offset)
         return err_set(ERR_IO, "%s: cannot read %zu bytes at %" PRIu64 ": the file has %" PRIu64, s->path, bytes, offset, s->bytes);
+    if (g->source.read) return g->source.read(g->source.ctx, offset, dst, bytes);
     for (size_t done = 0; done < bytes;) {
         ssize_t got = pread(s->fd, (char *)dst + done, bytes - done, (off_t)(offset + done));
         if (got < 0 && errno == EINTR) continue;
@@ -195,6 +198,9 @@ int gguf_read(const struct gguf *g, int shard, uint64_t offset, void *dst, size_
     }
     return 0;
 }
+
+void gguf_set_source(struct gguf *g, const struct gguf_source *s) { g->source = *s; }
+int gguf_begin(const struct gguf *g) { return g->source.begin ? g->source.begin(g->source.ctx) : 0; }
 
 int gguf_version(const struct gguf *g) { return g->dir.version; }
 int gguf_n_shard(const struct gguf *g) { return g->n_shard; }

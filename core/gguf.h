@@ -48,6 +48,17 @@ void gguf_close(struct gguf *g); /* NULL is fine */
  * shorter than it was. Any number of threads may read at once. */
 int gguf_read(const struct gguf *g, int shard, uint64_t offset, void *dst, size_t bytes);
 
+/* Where gguf_read takes bytes from, in place of the file: for models whose weights are made up (core/synth.h). */
+struct gguf_source {
+    int (*begin)(void *ctx);                                          /* by gguf_begin */
+    int (*read)(void *ctx, uint64_t offset, void *dst, size_t bytes); /* within the file; as gguf_read, from any thread */
+    void (*close)(void *ctx);                                         /* by gguf_close */
+    void *ctx;
+};
+void gguf_set_source(struct gguf *g, const struct gguf_source *s); /* of a whole file; g owns ctx from here on */
+/* Before the first gguf_read; opening reads no weights. Does nothing for files. May be called again. */
+int gguf_begin(const struct gguf *g);
+
 int gguf_version(const struct gguf *g);
 int gguf_n_shard(const struct gguf *g); /* 1 for a whole file */
 const char *gguf_path(const struct gguf *g, int shard);

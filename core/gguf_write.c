@@ -334,12 +334,12 @@ static int reserve(struct gguf_writer *w) {
                            strerror(errno)));
 }
 
-int gguf_writer_begin_data(struct gguf_writer *w) {
-    int rc = check_stage(w, STAGE_RECORDS, "begin_data");
-    if (rc) return rc;
-    uint64_t head = 4 + 4 + 8 + 8 + w->kv.n + w->records.n;
-    w->file_bytes = (head + ALIGN - 1) / ALIGN * ALIGN + w->data_bytes;
-    if (reserve(w)) return w->rc;
+static uint64_t head_bytes(const struct gguf_writer *w) {
+    uint64_t n = 4 + 4 + 8 + 8 + w->kv.n + w->records.n;
+    return (n + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+static int emit_head(struct gguf_writer *w) {
     w->stage = STAGE_DATA;
     const uint32_t version = 3;
     emit(w, "GGUF", 4);
@@ -348,8 +348,24 @@ int gguf_writer_begin_data(struct gguf_writer *w) {
     emit(w, &w->n_kv, sizeof w->n_kv);
     emit(w, w->kv.p, w->kv.n);
     emit(w, w->records.p, w->records.n);
-    w->left = w->n_tensors ? w->sizes[0] : 0;
     return emit_padding(w);
+}
+
+int gguf_writer_begin_data(struct gguf_writer *w) {
+    int rc = check_stage(w, STAGE_RECORDS, "begin_data");
+    if (rc) return rc;
+    w->file_bytes = head_bytes(w) + w->data_bytes;
+    w->left = w->n_tensors ? w->sizes[0] : 0;
+    return reserve(w) ? w->rc : emit_head(w);
+}
+
+int gguf_writer_leave_data(struct gguf_writer *w) {
+    int rc = check_stage(w, STAGE_RECORDS, "leave_data");
+    if (rc) return rc;
+    w->file_bytes = head_bytes(w) + w->data_bytes;
+    w->at_tensor = w->n_tensors;
+    if (emit_head(w) || flush(w)) return w->rc;
+    return ftruncate(w->fd, (off_t)w->file_bytes) ? fail_io(w, "make") : 0;
 }
 
 int gguf_writer_data(struct gguf_writer *w, const void *p, size_t bytes) {

@@ -53,6 +53,10 @@ int gguf_writer_begin_data(struct gguf_writer *w);
  * records announced. */
 int gguf_writer_data(struct gguf_writer *w, const void *p, size_t bytes);
 
+/* Instead of begin_data and data: writes header, metadata and records, and leaves the tensors a hole that takes no disk
+ * space and reads as zeros. finish comes next. */
+int gguf_writer_leave_data(struct gguf_writer *w);
+
 /* Flushes to the disk and renames. ERR_ARG: bytes are missing. After success only close may follow. */
 int gguf_writer_finish(struct gguf_writer *w);
 

@@ -12,7 +12,8 @@
 
 struct synth;
 
-/* Random weights, the same for the same seed on every machine. Not thread-safe. */
+/* Random weights, the same for the same seed on every machine. Not thread-safe, but once a row of each type has been made,
+ * rows of these types may be made by any thread. */
 int synth_open(struct synth **out, uint64_t seed);
 void synth_close(struct synth *s); /* NULL is fine */
 
@@ -34,5 +35,9 @@ int synth_tokenizer(struct gguf_writer *w, int n_vocab);
 /* All tokenizer.* keys of another file; a vocabulary smaller than n_vocab is padded with unused tokens, a larger one is
  * ERR_ARG. */
 int synth_copy_tokenizer(struct gguf_writer *w, const struct gguf *from, int n_vocab);
+
+/* A shape as an opened file: its directory without a tokenizer, and weights that are made up as they are read. What reads
+ * it must read whole rows. ERR_IO: no place for the directory, a few hundred KB in $TMPDIR or /tmp. */
+int synth_gguf(struct gguf **out, const struct shape *shape, enum mix mix, uint64_t seed);
 
 #endif

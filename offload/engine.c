@@ -5,6 +5,8 @@
 #include "core/gguf.h"
 #include "core/mem.h"
 #include "core/quant.h"
+#include "core/shape.h"
+#include "core/synth.h"
 #include "core/state.h"
 #include "cpu/pool.h"
 #include "offload/clock.h"
@@ -42,11 +44,15 @@ struct session {
     int *cores;
 };
 
-int engine_open(struct engine **out, const char *path, const struct rope_user *rope) {
+/* Takes g. */
+static int open_gguf(struct engine **out, struct gguf *g, const struct rope_user *rope) {
     struct engine *e = calloc(1, sizeof *e);
-    if (!e) return err_set(ERR_NOMEM, "engine: out of memory");
-    int rc = gguf_open(&e->gguf, path);
-    if (!rc) rc = model_open(&e->model, e->gguf);
+    if (!e) {
+        gguf_close(g);
+        return err_set(ERR_NOMEM, "engine: out of memory");
+    }
+    e->gguf = g;
+    int rc = model_open(&e->model, e->gguf);
     e->model_ok = !rc;
     if (!rc && rope) rc = rope_override(&e->model.ropes[0], rope);
     if (!rc) rc = topo_open(&e->topo);
@@ -56,6 +62,21 @@ int engine_open(struct engine **out, const char *path, const struct rope_user *r
     }
     *out = e;
     return 0;
+}
+
+int engine_open(struct engine **out, const char *path, const struct rope_user *rope) {
+    struct gguf *g;
+    int rc = gguf_open(&g, path);
+    return rc ? rc : open_gguf(out, g, rope);
+}
+
+int engine_open_shape(struct engine **out, const char *shape, const struct rope_user *rope) {
+    const struct shape *s;
+    enum mix mix;
+    struct gguf *g;
+    int rc = shape_parse(&s, &mix, shape);
+    if (!rc) rc = synth_gguf(&g, s, mix, 1);
+    return rc ? rc : open_gguf(out, g, rope);
 }
 
 void engine_close(struct engine *e) {

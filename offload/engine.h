@@ -22,6 +22,9 @@ struct session;
 
 /* Opens model file `path` (shard 0 of a split one). rope: ?user's RoPE options, applied to the model. */
 int engine_open(struct engine **out, const char *path, const struct rope_user *rope);
+/* A built-in shape instead of a file, "NAME:MIX" (core/shape.h): weights are random, made when they are loaded, and there is
+ * no tokenizer. For plans and speeds. */
+int engine_open_shape(struct engine **out, const char *shape, const struct rope_user *rope);
 void engine_close(struct engine *e);
 
 const struct gguf *engine_gguf(const struct engine *e);

@@ -235,8 +235,10 @@ int home_load(struct home *h, const struct gguf *g, struct pool *pool, progress_
     j.buf_bytes = align_up(j.buf_bytes, 4096);
     j.bufs = mem_alloc(size_mul3(j.buf_bytes, (size_t)pool_threads(pool), 1), 4096, "read buffers");
     if (!j.bufs) return ERR_NOMEM;
-    pool_run(pool, load_task, &j, h->n_task);
+    int rc = gguf_begin(g);
+    if (!rc) pool_run(pool, load_task, &j, h->n_task);
     mem_free(j.bufs);
+    if (rc) return rc;
     if (j.rc) return err_set(j.rc, "%s", j.text);
     if (progress) progress(arg, (double)h->model->file_bytes, (double)h->model->file_bytes);
     return 0;

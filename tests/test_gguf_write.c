@@ -176,6 +176,35 @@ static void unfinished_files_vanish(void **s) {
     expect_old_file(path);
 }
 
+static void data_may_be_left_a_hole(void **s) {
+    (void)s;
+    const char *path = in_dir("hole.gguf");
+    struct gguf_writer *w = must_open(path);
+    gguf_writer_tensor(w, "a", QT_F32, 2, (int64_t[]){1 << 20, 300}); /* 1.2 GB */
+    gguf_writer_tensor(w, "b", QT_F32, 1, (int64_t[]){5});
+    assert_int_equal(gguf_writer_leave_data(w), 0);
+    assert_int_equal(gguf_writer_data(w, "x", 1), ERR_ARG);
+    gguf_writer_close(w);
+    assert_false(exists(path));
+    w = must_open(path);
+    gguf_writer_tensor(w, "a", QT_F32, 2, (int64_t[]){1 << 20, 300});
+    gguf_writer_tensor(w, "b", QT_F32, 1, (int64_t[]){5});
+    assert_int_equal(gguf_writer_leave_data(w), 0);
+    assert_int_equal(gguf_writer_finish(w), 0);
+    assert_int_equal(gguf_writer_file_bytes(w), 128 + (INT64_C(300) << 22) + 32);
+    gguf_writer_close(w);
+    struct stat st;
+    struct gguf *g;
+    float b[5] = {1, 1, 1, 1, 1};
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_size, 128 + (INT64_C(300) << 22) + 32);
+    assert_true(st.st_blocks * 512 < 1 << 20);
+    assert_int_equal(gguf_open(&g, path), 0);
+    assert_int_equal(gguf_read(g, 0, gguf_tensor(g, 1)->offset, b, sizeof b), 0);
+    for (int i = 0; i < 5; i++) assert_true(b[i] == 0);
+    gguf_close(g);
+}
+
 static void two_writers_of_one_file_are_refused(void **s) {
     (void)s;
     const char *path = in_dir("old.gguf");
@@ -318,6 +347,7 @@ int main(void) {
         cmocka_unit_test(large_data_passes_through), cmocka_unit_test(unfinished_files_vanish),
         cmocka_unit_test(odd_targets_are_refused),   cmocka_unit_test(two_writers_of_one_file_are_refused),
         cmocka_unit_test(wrong_use_is_refused),      cmocka_unit_test(a_full_disk_leaves_nothing),
+        cmocka_unit_test(data_may_be_left_a_hole),
     };
     return cmocka_run_group_tests(t, make_dir, remove_dir);
 }

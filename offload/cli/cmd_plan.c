@@ -26,22 +26,24 @@ int cmd_plan(int argc, char **argv) {
     struct cli_opts o;
     cli_defaults(&o);
     bool max_ctx = false;
+    const char *shape = NULL;
     struct opt tab[] = {
         CLI_MODEL_OPTS(o),
+        {.names = "--shape", .type = OPT_STRING, .dst = &shape, .metavar = "NAME:MIX", .help = "a built-in shape instead of a file: qwen3.8-27b:q4_k_m"},
         {.names = "Output", .type = OPT_GROUP},
         {.names = "--max-ctx", .type = OPT_FLAG, .dst = &max_ctx, .help = "largest context that fits, instead of -c"},
         {.names = "--json", .type = OPT_FLAG, .dst = &o.json, .help = "machine-readable"},
         {.type = OPT_END},
     };
-    struct opts_cmd cmd = {.name = "plan", .summary = "memory table and placement, without reading weights", .usage = "-m FILE [-c N] [-ctk T -ctv T]"};
+    struct opts_cmd cmd = {.name = "plan", .summary = "memory table and placement, without reading weights", .usage = "-m FILE | --shape NAME:MIX [-c N] [-ctk T -ctv T]"};
     int rc = opts_parse(&cmd, tab, argc, argv, stdout);
     if (rc == OPTS_HELP) return 0;
     struct engine *e = NULL;
     struct plan_request q;
     struct plan p = {0};
-    if (!rc && !o.model) rc = err_set(ERR_ARG, "no model: give -m FILE.gguf");
+    if (!rc && !o.model == !shape) rc = err_set(ERR_ARG, "%s: give -m FILE.gguf or --shape NAME:MIX", shape ? "two models" : "no model");
     if (!rc && max_ctx && o.ctx > 0) rc = err_set(ERR_ARG, "--max-ctx excludes -c %lld", (long long)o.ctx);
-    if (!rc) rc = engine_open(&e, o.model, &o.rope);
+    if (!rc) rc = shape ? engine_open_shape(&e, shape, &o.rope) : engine_open(&e, o.model, &o.rope);
     if (rc) goto out;
     const struct model *m = engine_model(e);
     int64_t n_ctx = o.ctx > 0 ? o.ctx : m->n_ctx_train;
