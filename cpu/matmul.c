@@ -10,7 +10,7 @@ enum {
     REUSE_TASK_BYTES = 192 << 10, /* weights of a task that several column blocks use: stay in the second-level cache */
     PIECE_BYTES = 10 << 10,       /* activations of a column block that stay in the first-level cache */
     TASKS_PER_THREAD = 6,         /* at least, where there is enough work: evens out unequal threads */
-    PREFETCH_BYTES = 3072,        /* ahead of the weights at work, when all of a strip is read in one go */
+    PREFETCH_BYTES = 5120,        /* ahead of the weights at work, when all of a strip is read in one go */
     PANEL_FLOATS = 64 << 10,      /* per worker: 16-bit weights widened for many columns */
     PLAIN_STRIPS = 16,            /* of a task then */
     PLAIN_BLOCKS = 3,             /* column blocks from which that pays */
