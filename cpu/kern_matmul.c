@@ -62,7 +62,8 @@ void MATMUL_TILE(F32)(const struct matmul_tile *t) {
 }
 
 static void widen(float *dst, int type, const uint8_t *words, int64_t n_block) {
-    for (int64_t b = 0; b < n_block; b++, words += ROW_WORDS, dst += 2 * VLEN) {
+    if (type == QT_F32) memcpy(dst, words, (size_t)n_block * ROW_WORDS);
+    for (int64_t b = 0; b < n_block && type != QT_F32; b++, words += ROW_WORDS, dst += 2 * VLEN) {
         vf low, high;
         if (type == QT_F16) widen_word(QT_F16, &low, &high, words);
         else widen_word(QT_BF16, &low, &high, words);

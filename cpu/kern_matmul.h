@@ -43,7 +43,7 @@ struct kern_matmul {
     int cols, plain_cols;           /* columns a tile is best at: quantised weights; F32, F16, BF16 */
     int plain_strips;               /* strips an F32 tile takes at once, 1 or 2 */
     matmul_tile_fn tile[QT_END];    /* by enum quant_type; NULL: not decodable */
-    /* F16 and BF16 words [n_block, 16] as f32 words [2 n_block, 16], for products with many columns. */
+    /* F16 and BF16 words [n_block, 16] as f32 words [2 n_block, 16], F32 words [n_block, 16] as they are. */
     void (*widen)(float *dst, int type, const uint8_t *words, int64_t n_block);
     /* One token's cols (a multiple of 32) elements to dst[i * stride], i < cols / 32. */
     void (*quantize)(struct xq *dst, int64_t stride, const float *x, int64_t cols);

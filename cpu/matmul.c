@@ -11,7 +11,8 @@ enum {
     PIECE_BYTES = 10 << 10,       /* activations of a column block that stay in the first-level cache */
     TASKS_PER_THREAD = 6,         /* at least, where there is enough work: evens out unequal threads */
     PREFETCH_BYTES = 5120,        /* ahead of the weights at work, when all of a strip is read in one go */
-    PANEL_FLOATS = 64 << 10,      /* per worker: 16-bit weights widened for many columns */
+    PANEL_FLOATS = 64 << 10,      /* per worker: plain weights for many columns */
+    PLAIN_PIECE_BYTES = 16 << 10, /* PIECE_BYTES then: sums in y are read and written less often */
     PLAIN_STRIPS = 16,            /* of a task then */
     PLAIN_BLOCKS = 3,             /* column blocks from which that pays */
     PREPARE_COLS = 4096           /* elements prepared by a task; fewer in all are not worth waking the pool for */
@@ -136,27 +137,25 @@ static struct matmul_tile tile_of(const struct product *p, int64_t strip, int64_
     };
 }
 
-/* Plain weights and many column blocks: piece by piece of the rows, so that the pieces of all strips of the task stay in
- * the second-level cache while the column blocks pass. 16-bit pieces are widened to f32 first. */
+/* Plain weights and many column blocks: piece by piece of the rows, copied as f32 to a panel of this worker, so that the
+ * pieces of all strips of the task lie together in the second-level cache while the column blocks pass. (Where they are,
+ * strips of 2^n columns share the same few sets of a cache.) */
 static void run_plain(const struct matmul_state *m, const struct product *p, int64_t s0, int64_t s1, int64_t c0,
                       int64_t c1, int worker) {
     float *panel = m->panels + (size_t)worker * PANEL_FLOATS;
-    bool narrow = p->w.type != QT_F32;
-    int step = m->kern->plain_strips;
-    int64_t piece = piece_blocks(p, c1 - c0);
-    if (narrow) piece = min64(piece, PANEL_FLOATS / (2 * STRIP_ROWS * (s1 - s0)));
+    const int per_block = p->w.type == QT_F32 ? 1 : 2, step = m->kern->plain_strips;
+    int64_t piece = PLAIN_PIECE_BYTES / ((int64_t)block_x_bytes(p->w.type) * p->width);
+    piece = min64(piece, PANEL_FLOATS / (per_block * STRIP_ROWS * (s1 - s0)));
     for (int64_t b = 0; b < p->l.n_block; b += piece) {
-        int64_t n = min64(piece, p->l.n_block - b), floats = 2 * n * STRIP_ROWS;
-        for (int64_t s = s0; s < s1 && narrow; s++)
+        int64_t n = min64(piece, p->l.n_block - b), floats = per_block * n * STRIP_ROWS;
+        for (int64_t s = s0; s < s1; s++)
             m->kern->widen(panel + (s - s0) * floats, p->w.type, tile_of(p, s, c0, b, n).words, n);
         for (int64_t cb = c0; cb < c1; cb++)
             for (int64_t s = s0; s < s1; s += step) {
                 struct matmul_tile t = tile_of(p, s, cb, b, n);
-                if (narrow) {
-                    t.words = (const uint8_t *)(panel + (s - s0) * floats);
-                    t.n_block = 2 * n;
-                    t.second = floats * (int64_t)sizeof(float);
-                }
+                t.words = (const uint8_t *)(panel + (s - s0) * floats);
+                t.n_block = per_block * n;
+                t.second = floats * (int64_t)sizeof(float);
                 t.ahead = t.second * step;
                 if (step == 2 && s + 1 < s1) t.n_row = (int)min64(2 * STRIP_ROWS, p->w.rows - s * STRIP_ROWS);
                 m->kern->tile[QT_F32](&t);
