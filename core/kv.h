@@ -109,7 +109,8 @@ static inline double kv_head_dims(const struct kv *kv, int il) {
 void kv_rotate(float *x, int dim);
 
 /* Reference: stores k[head_dim_k] and v[head_dim_v] of one position and head; cpu/kern_attn.c gives the same bytes.
- * Rounding: to nearest even for F16 and BF16; Q8_0 and Q4_0 as the GGUF quantisers. Finite values only. */
+ * Rounding: to nearest even for F16 and BF16; Q8_0 as the GGUF quantiser, Q4_0
+ * as core/kv_q4.h. Finite values only. */
 void kv_put_ref(struct kv *kv, int il, int64_t pos, int head, const float *k, const float *v);
 
 /* Largest |x| that a type can hold with finite bits. */
