@@ -158,13 +158,23 @@ struct span {
     int n, n4, n16;
 };
 
-/* Row i of A (or, with the diagonal, of P): scores times e^(g_i - g_j) times `by`; 0 where j is not before i. The exponent
- * is formed from a difference that is <= 0, and what is masked is masked before the exponential. */
-static void decayed(float *row, const struct span *c, int i, int until, float by) {
-    float diff[C];
-    for (int j = 0; j < c->n16; j++) diff[j] = j < until ? (float)(c->g[i] - c->g[j]) : -INFINITY;
-    for (int j = 0; j < c->n16; j += VLEN)
-        vf_store(row + j, vf_mul(vf_mul(vf_load(row + j), vf_set1(by)), vf_exp(vf_load(diff + j))));
+/* Columns of row i that are used: up to the diagonal, rounded up. */
+static int columns(int i) { return (i / VLEN + 1) * VLEN; }
+
+/* Row i of A and P from its scores: times e^(g_i - g_j), A also times beta and without the diagonal; 0 where j comes later.
+ * The exponent is formed from a difference that is <= 0, and what is masked is masked before the exponential. */
+static void decayed(struct delta_chunk *w, const struct span *c, int i) {
+    float diff[C], *a = w->a + i * C, *p = w->p + i * C;
+    bool real = i < c->n;
+    int until = real ? i + 1 : 0;
+    for (int j = 0; j < columns(i); j++) diff[j] = j < until ? (float)(c->g[i] - c->g[j]) : -INFINITY;
+    vf beta = vf_set1(real ? c->beta[i] : 0);
+    for (int j = 0; j < columns(i); j += VLEN) {
+        vf e = vf_exp(vf_load(diff + j));
+        vf_store(a + j, vf_mul(vf_mul(vf_load(a + j), beta), e));
+        vf_store(p + j, vf_mul(vf_load(p + j), e));
+    }
+    a[i] = 0;
 }
 
 /* D = (I + A)^-1 R in place: blocks of rows, within a block row by row. */
@@ -199,13 +209,11 @@ static void chunk(const struct delta_rows *r, const struct span *c, struct delta
     struct operand q = {w->q, dim}, k = {w->k, dim}, kt = {w->kt, C}, st = {w->st, n_row}, d = {w->d, n_row};
     memset(w->kt, 0, (size_t)dim * C * sizeof *w->kt);
     transpose(w->kt, C, w->k, dim, c->n, dim);
-    mm_set(w->a, C, k, kt, c->n4, c->n16, dim);
-    mm_set(w->p, C, q, kt, c->n4, c->n16, dim);
-    for (int i = 0; i < c->n4; i++) {
-        bool real = i < c->n;
-        decayed(w->a + i * C, c, i, real ? i : 0, real ? c->beta[i] : 0);
-        decayed(w->p + i * C, c, i, real ? i + 1 : 0, 1);
+    for (int i = 0; i < c->n4; i += MM_ROWS) {
+        mm_set(w->a + i * C, C, (struct operand){w->k + i * dim, dim}, kt, MM_ROWS, columns(i), dim);
+        mm_set(w->p + i * C, C, (struct operand){w->q + i * dim, dim}, kt, MM_ROWS, columns(i), dim);
     }
+    for (int i = 0; i < c->n4; i++) decayed(w, c, i);
     mm_set(w->d, n_row, k, st, c->n4, n_row, dim);
     residual(w, c, r);
     solve(w, c, n_row);

@@ -34,7 +34,7 @@ struct kern_delta {
     void (*conv)(float *u, float *last, const float *taps, int64_t n_ch, int64_t c0, int n_tok);
     /* y = x * scale / max(|x|, eps). */
     void (*unit)(float *y, const float *x, int n, float scale, float eps);
-    /* Token by token: reads and writes S once, whatever n_tok is (bound by that up to a few tokens). */
+    /* Token by token, a few rows of S at a time: S is read and written once, whatever n_tok is. */
     void (*steps)(const struct delta_rows *r);
     /* In chunks: the same up to rounding. */
     void (*chunks)(const struct delta_rows *r, struct delta_chunk *w);

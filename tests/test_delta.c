@@ -226,7 +226,7 @@ static const struct delta_shape shapes[] = {
 
 static void the_layer_follows_the_textbook(void **state) {
     (void)state;
-    static const int counts[] = {1, 2, 8, 9, 64, 130};
+    static const int counts[] = {1, 2, 9, 64, 255, 300};
     for (int isa = 0; isa < ISA_COUNT; isa++)
         for (size_t k = 0; k < sizeof shapes / sizeof *shapes && isa_usable(isa); k++)
             for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
@@ -248,8 +248,8 @@ static void the_layer_follows_the_textbook(void **state) {
 /* The same tokens in one call and in several, as passes cut them. */
 static void calls_continue_each_other(void **state) {
     (void)state;
-    enum { N = 150 };
-    static const int cuts[] = {1, 8, 7, 64, 1, 69};
+    enum { N = 600 };
+    static const int cuts[] = {1, 8, 7, 64, 260, 260};
     const struct delta_shape *s = &shapes[1];
     enum isa isa;
     assert_int_equal(isa_choose(&isa, NULL), 0);
@@ -274,7 +274,7 @@ static void calls_continue_each_other(void **state) {
 
 static void threads_give_the_same_bits(void **state) {
     (void)state;
-    static const int counts[] = {1, 8, 100};
+    static const int counts[] = {1, 8, 300};
     enum isa isa;
     assert_int_equal(isa_choose(&isa, NULL), 0);
     for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++)
