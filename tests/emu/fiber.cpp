@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-enum { GUARD = 4096 };
+enum { GUARD = 65536 }; /* more than a page: a large frame must not step over it */
 
 fiber_stack fiber_stack_new(size_t bytes) {
     void *p = mmap(nullptr, bytes + GUARD, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

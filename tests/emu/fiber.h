@@ -5,6 +5,8 @@
 
 #include <stddef.h>
 
+#include <vector>
+
 #if !defined(__x86_64__)
 #define EMU_UCONTEXT 1
 #endif
@@ -75,6 +77,12 @@ static inline void raw_fill(void *dst, int value, size_t n) {
 #else
     for (size_t i = 0; i < n; i++) static_cast<volatile char *>(dst)[i] = (char)value;
 #endif
+}
+
+static inline std::vector<char> raw_bytes(const char *src, size_t n) {
+    std::vector<char> v(n);
+    raw_copy(v.data(), src, n);
+    return v;
 }
 
 #endif

@@ -387,7 +387,7 @@ void device_view_set(char *host, const char *src, size_t n) {
 
 void host_writes_noted(uint64_t seq) {
     host_differences([&](pinned_range &h, size_t off, const char *src, size_t n) {
-        rt().updates.push_back({&h, off, std::vector<char>(src, src + n), seq});
+        rt().updates.push_back({&h, off, raw_bytes(src, n), seq});
     });
 }
 
@@ -408,7 +408,7 @@ void device_writes_note(const op &o) {
         if (!h.two_views) continue;
         char *host = reinterpret_cast<char *>(p.first);
         differences(h.device, h.device_seen, h.bytes, [&](size_t off, size_t n) {
-            pending_add(o, host + off, std::vector<char>(h.device + off, h.device + off + n));
+            pending_add(o, host + off, raw_bytes(h.device + off, n));
             raw_copy(h.device_seen + off, h.device + off, n);
         });
     }

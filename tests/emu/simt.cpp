@@ -43,7 +43,7 @@ struct lane {
     int group_end[MAX_GROUPS];       /* ends in copies */
 };
 
-/* A collective under way. Disjoint masks of a warp meet at the same time; the lowest lane of the mask is the key. */
+/* A place where the lanes of one mask meet; several masks of a warp can be under way at the same time. */
 struct meeting {
     unsigned mask, arrived;
     int op;
@@ -54,6 +54,7 @@ struct meeting {
 };
 struct warp {
     meeting meet[32];
+    int n_meet;                /* masks used so far by the block */
     unsigned exists, exited;
     uint64_t in[32], out[32];
     int aux[32];
@@ -105,7 +106,7 @@ unsigned next_random(worker *w) {
     return (unsigned)(w->rng >> 33);
 }
 
-size_t stack_bytes() { return asan_on() ? 256 * 1024 : tsan_on() ? 128 * 1024 : 64 * 1024; }
+size_t stack_bytes() { return asan_on() ? 256 * 1024 : 64 * 1024; }
 
 /* --- switching ----------------------------------------------------------------------------------------------------------- */
 
@@ -184,7 +185,7 @@ void lane_done(worker *w, lane *l) {
     warp *v = &w->warps[l->tid / 32];
     unsigned bit = 1u << (l->tid % 32);
     if (l->n_copy) emu_report("thread ends with cp.async copies that were never waited for");
-    for (unsigned i = 0; i < 32; i++)
+    for (int i = 0; i < v->n_meet; i++)
         if (v->meet[i].arrived && (v->meet[i].mask & bit))
             emu_report("thread %d ends but is named in the mask %08x of %s at %s:%d", l->tid, v->meet[i].mask,
                        op_name(v->meet[i].op), v->meet[i].file, v->meet[i].line);
@@ -285,7 +286,7 @@ void run_block(worker *w, unsigned bx, unsigned by, unsigned bz) {
     w->ready_head = w->ready_n = w->next_new = w->done = 0;
     w->bar.arrived = 0;
     for (int i = 0; i < (w->n + 31) / 32; i++) {
-        for (meeting &m : w->warps[i].meet) m.arrived = 0;
+        w->warps[i].n_meet = 0;
         w->warps[i].exited = 0;
         w->warps[i].exists = w->n - 32 * i >= 32 ? ~0u : (1u << (w->n - 32 * i)) - 1;
     }
@@ -308,14 +309,11 @@ void run_block(worker *w, unsigned bx, unsigned by, unsigned bz) {
     }
     check_gap(w, g->smem_dyn, "dynamic");
     for (int i = 0; i < w->n_array; i++) check_gap(w, w->arrays[i].off + w->arrays[i].bytes, w->arrays[i].name);
-    if (w->tsan_lanes) {
-        tsan_acquire(&w->tsan_end);
-        if (w->o->tsan_fresh)
-            for (int i = 0; i < w->n; i++) {
-                __tsan_destroy_fiber(w->lanes[i].tsan);
-                w->lanes[i].tsan = nullptr;
-            }
-    }
+    if (w->tsan_lanes && w->o->tsan_fresh)
+        for (int i = 0; i < w->n; i++) {
+            __tsan_destroy_fiber(w->lanes[i].tsan);
+            w->lanes[i].tsan = nullptr;
+        }
 }
 
 worker *get_worker(int i) {
@@ -350,6 +348,7 @@ void begin_grid(worker *w, const grid_run *g, const simt_options *o, int id) {
 }
 
 void end_grid(worker *w) {
+    if (w->tsan_lanes) tsan_acquire(&w->tsan_end); /* not before: blocks know nothing of each other */
     for (int i = 0; i < w->n && w->tsan_lanes; i++)
         if (w->lanes[i].tsan) {
             __tsan_destroy_fiber(w->lanes[i].tsan);
@@ -463,6 +462,16 @@ static void leader(warp *w, const meeting &m) {
     }
 }
 
+static meeting *meeting_of(warp *p, unsigned mask) {
+    for (int i = 0; i < p->n_meet; i++)
+        if (p->meet[i].mask == mask) return &p->meet[i];
+    if (p->n_meet == 32) emu_report("a warp uses more than 32 masks");
+    meeting *m = &p->meet[p->n_meet++];
+    m->mask = mask;
+    m->arrived = 0;
+    return m;
+}
+
 uint64_t emu_collective(int op, unsigned mask, uint64_t v, int aux, const char *file, int line) {
     worker *w = tls_worker;
     if (!w || !w->cur) emu_report("%s:%d: %s in host code", file, line, op_name(op));
@@ -478,19 +487,17 @@ uint64_t emu_collective(int op, unsigned mask, uint64_t v, int aux, const char *
     warp *p = &w->warps[l->tid / 32];
     int i = l->tid % 32;
     if (!(mask >> i & 1)) emu_report("%s:%d: %s: lane %d is not in its mask %08x", file, line, op_name(op), i, mask);
-    meeting *m = &p->meet[__builtin_ctz(mask)];
+    meeting *m = meeting_of(p, mask);
     if (!m->arrived) {
         if (mask & ~p->exists)
             emu_report("%s:%d: %s: mask %08x names lanes that the block does not have (%d threads)", file, line, op_name(op), mask, w->n);
         if (mask & p->exited)
             emu_report("%s:%d: %s: lanes %08x of mask %08x have already ended", file, line, op_name(op), mask & p->exited, mask);
-        m->mask = mask;
         m->op = op;
         m->file = file;
         m->line = line;
-    } else if (m->op != op || m->mask != mask) {
-        emu_report("%s:%d: %s, mask %08x, meets %s, mask %08x, at %s:%d", file, line, op_name(op), mask, op_name(m->op),
-                   m->mask, m->file, m->line);
+    } else if (m->op != op) {
+        emu_report("%s:%d: %s, mask %08x, meets %s at %s:%d", file, line, op_name(op), mask, op_name(m->op), m->file, m->line);
     }
     p->in[i] = v;
     p->aux[i] = aux;

@@ -361,7 +361,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t st) {
 static cudaError_t query(std::unique_lock<std::mutex> &l, const op_ref &o) {
     static int in_vain;
     vt_commit_upto(l, me().now);
-    if (!o->committed || o->end > me().now) {
+    if (!o->committed || o->end > me().now + 1e-12) { /* sums of microseconds are not exact */
         if (++in_vain > 10 * 1000 * 1000) emu_report("polled %d times for %s, which does not end", in_vain, o->name.c_str());
         return cudaErrorNotReady;
     }
@@ -442,7 +442,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
     if (a.err) return a.err;
     if (!event_valid(from) || !event_valid(to) || !from->rec || !to->rec || ((from->flags | to->flags) & cudaEventDisableTiming))
         return set_error(cudaErrorInvalidResourceHandle);
-    if (!from->rec->committed || !to->rec->committed || std::max(from->rec->end, to->rec->end) > me().now)
+    if (!from->rec->committed || !to->rec->committed || std::max(from->rec->end, to->rec->end) > me().now + 1e-12)
         return set_error(cudaErrorNotReady);
     *ms = (float)((to->rec->end - from->rec->end) * 1e3);
     return cudaSuccess;

@@ -7,7 +7,6 @@
 #include <assert.h>
 #include <stdio.h>
 #include <string.h>
-#include <memory>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -79,7 +78,7 @@ struct launch_info {
     size_t smem;
     cudaStream_t stream;
     void (*invoke)(void *args); /* runs the kernel body for the current thread */
-    std::shared_ptr<void> args;
+    const void *args;           /* copied bitwise by emu_launch */
     size_t arg_bytes;
 };
 
@@ -114,16 +113,16 @@ inline cudaError_t launch(const char *name, const char *file, int line, void (*k
     static_assert((std::is_trivially_copyable<std::decay_t<P>>::value && ...), "kernel parameters are copied bitwise");
     static_assert((0 + ... + sizeof(std::decay_t<P>)) <= 4096, "kernel parameters: 4096 bytes at most");
     static_assert(sizeof...(P) == sizeof...(A), "kernel called with the wrong number of arguments");
-    std::shared_ptr<call<P...>> c(new call<P...>{kernel, {static_cast<std::decay_t<P>>(std::forward<A>(a))...}});
+    call<P...> c{kernel, {static_cast<std::decay_t<P>>(std::forward<A>(a))...}};
     std::apply(
         [&](auto &...v) {
             int i = 0;
             (void)i;
             (translate(v, name, i++, file, line), ...);
         },
-        c->args);
+        c.args);
     return emu_launch({name, file, line, reinterpret_cast<const void *>(kernel), grid, block, smem, stream,
-                       call<P...>::invoke, c, (0 + ... + sizeof(std::decay_t<P>))});
+                       call<P...>::invoke, &c, sizeof c});
 }
 
 } // namespace emu
