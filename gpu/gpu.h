@@ -1,0 +1,108 @@
+/* gpu.h: the GPU back end for the rest of the program: device, memory, streams, events, the operations table. No CUDA type.
+ *
+ * Device addresses are plain pointers named d_...: the host never follows them. A device, its arena and its streams belong
+ * to one driver thread. Functions return 0 or a negative enum err; the sentence names the call, the sizes and the free
+ * device memory. Not enough memory is ERR_BUDGET and leaves nothing behind. After an error that a device does not recover
+ * from (a fault in a kernel, a lost card) every call returns ERR_DEVICE at once, and closing still works.
+ * Closers accept NULL and half-made objects. gpu/none.c has the same functions for a build without CUDA. */
+#ifndef LH_GPU_GPU_H
+#define LH_GPU_GPU_H
+
+#include "core/ops.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct gpu;
+struct gpu_arena;
+struct gpu_stream;
+struct gpu_event;
+struct gpu_ops;
+
+/* --- device ------------------------------------------------------------------------------------------------------------- */
+
+struct gpu_info {
+    char name[256];
+    char pci[32];          /* domain:bus:device.function */
+    int sm;                /* 10 * major + minor of the compute capability */
+    int n_sm;              /* multiprocessors */
+    int copy_engines;      /* copies that run beside kernels: 1 or 2 */
+    int driver, runtime;   /* CUDA versions, 1000 * major + 10 * minor */
+    size_t vram_bytes;     /* of the card */
+    size_t l2_bytes;
+    size_t smem_bytes;     /* most shared memory of a block */
+    bool map_host;         /* pinned memory has device addresses */
+};
+
+/* Whether this build has a GPU back end. */
+bool gpu_built(void);
+
+/* *n = cards that the driver shows. 0 without a driver or card: that is no error. ERR_DEVICE: there is a driver and it does
+ * not work with this program (too old: says which version is needed, and that -dev none runs on the CPU). */
+int gpu_count(int *n);
+
+/* ERR_DEVICE: as above, or a chip that the kernels were not built for (says which architecture is missing). */
+int gpu_open(struct gpu **out, int index);
+void gpu_close(struct gpu *g);
+const struct gpu_info *gpu_info(const struct gpu *g);
+/* Device memory that is free now, for all programs. */
+int gpu_mem_free(struct gpu *g, size_t *bytes);
+
+/* --- memory ------------------------------------------------------------------------------------------------------------- */
+
+/* One allocation that everything else is carved from. */
+int gpu_arena_open(struct gpu_arena **out, struct gpu *g, size_t bytes);
+void gpu_arena_close(struct gpu_arena *a);
+/* Bytes rounded up to GPU_ALIGN, in order, never moved. ERR_BUDGET: the arena is full. */
+enum { GPU_ALIGN = 256 };
+int gpu_alloc(void **d_p, struct gpu_arena *a, size_t bytes, const char *what);
+/* Forgets everything that was carved after the mark (a value of gpu_arena_used): two phases share an arena. */
+void gpu_arena_release(struct gpu_arena *a, size_t mark);
+size_t gpu_arena_used(const struct gpu_arena *a);
+
+/* Page-locks host memory that exists (whole pages), so that copies are asynchronous. */
+int gpu_pin(struct gpu *g, void *p, size_t bytes);
+void gpu_unpin(struct gpu *g, void *p);
+/* New page-locked host memory. */
+int gpu_host_alloc(void **p, struct gpu *g, size_t bytes);
+void gpu_host_free(struct gpu *g, void *p);
+
+/* Copies in stream order. Host memory must be pinned and must not change (in) or be read (out) before the stream got there. */
+int gpu_copy_in(struct gpu_stream *s, void *d_dst, const void *src, size_t bytes);
+int gpu_copy_out(struct gpu_stream *s, void *dst, const void *d_src, size_t bytes);
+int gpu_copy_on(struct gpu_stream *s, void *d_dst, const void *d_src, size_t bytes);
+int gpu_fill(struct gpu_stream *s, void *d_dst, int byte, size_t bytes);
+
+/* --- order and time ------------------------------------------------------------------------------------------------------ */
+
+int gpu_stream_open(struct gpu_stream **out, struct gpu *g);
+void gpu_stream_close(struct gpu_stream *s);
+int gpu_stream_sync(struct gpu_stream *s); /* the host waits */
+
+enum gpu_event_kind { GPU_EVENT_ORDER, GPU_EVENT_TIMED };
+int gpu_event_open(struct gpu_event **out, struct gpu *g, enum gpu_event_kind kind);
+void gpu_event_close(struct gpu_event *e);
+int gpu_event_record(struct gpu_event *e, struct gpu_stream *s);
+int gpu_stream_wait(struct gpu_stream *s, struct gpu_event *e); /* the stream waits, on the device */
+int gpu_event_sync(struct gpu_event *e);                        /* the host waits */
+int gpu_event_done(struct gpu_event *e, bool *done);
+/* Seconds between two recorded events of kind TIMED that the host has waited for. */
+int gpu_event_seconds(double *s, struct gpu_event *from, struct gpu_event *to);
+
+/* --- operations ---------------------------------------------------------------------------------------------------------- */
+
+/* The table of core/ops.h: each operation is enqueued on the stream and returns. Pointers are device addresses, except host
+ * arrays that core/ops.h names, which may change as soon as the call has returned. `kv` is a host record whose layers'
+ * bases are device addresses. Scratch comes from the arena: gpu_ops_scratch_bytes for these limits.
+ * ERR_UNSUPPORTED: heads wider than GPU_MAX_HEAD_DIM, or Gated DeltaNet layers (no kernels yet). */
+enum { GPU_MAX_HEAD_DIM = 256 };
+size_t gpu_ops_scratch_bytes(const struct ops_limits *l);
+int gpu_ops_open(struct gpu_ops **out, struct gpu *g, struct gpu_arena *a, struct gpu_stream *s, const struct ops_limits *l);
+void gpu_ops_close(struct gpu_ops *o);
+struct ops *gpu_ops_table(struct gpu_ops *o);
+/* Waits for the stream. ERR_NUMERIC: since the last call a key or value could not be stored, or attention gave a NaN or an
+ * infinity (names the smallest position). ERR_ARG: an expert that does not exist was chosen. */
+int gpu_ops_check(struct gpu_ops *o);
+
+#endif

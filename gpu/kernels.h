@@ -1,0 +1,120 @@
+/* kernels.h: launchers of the kernels, between gpu/ops.c and the .cu files. Pointers in the arguments are device addresses
+ * unless marked host. Launchers trust their shapes (gpu/ops.c has checked them), enqueue on the stream and return what the
+ * launch returned. Shapes as in core/ops.h. */
+#ifndef LH_GPU_KERNELS_H
+#define LH_GPU_KERNELS_H
+
+#include <cuda_runtime.h>
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Whether this build has code for the current device. */
+cudaError_t kernels_loadable(void);
+
+/* --- elemwise.cu --------------------------------------------------------------------------------------------------------- */
+
+/* A matrix in strips (core/strip.h). The structs here have no padding: it would travel to the device uninitialised. */
+struct gpu_mat {
+    const unsigned char *data;
+    size_t strip_bytes, scales_off;
+    int64_t rows, cols, n_block;
+    int64_t type; /* enum quant_type */
+};
+
+/* Host arrays travel in the parameters of a launch, this many values at a time: no staging buffer, nothing to wait for. */
+enum { LAUNCH_IDS = 256, LAUNCH_FREQS = 256 };
+
+/* ids: host [n], n <= LAUNCH_IDS. */
+cudaError_t embed_launch(float *x, const struct gpu_mat *embd, const int32_t *ids, int n, float scale, cudaStream_t st);
+cudaError_t gather_launch(float *y, const float *x, const int32_t *ids, int n, int64_t dim, cudaStream_t st);
+cudaError_t rmsnorm_launch(float *y, const float *x, const float *w, int64_t n_row, int dim, float eps, cudaStream_t st);
+cudaError_t add_launch(float *x, const float *d, int64_t n, cudaStream_t st);
+/* act: enum act */
+cudaError_t glu_launch(float *y, const float *gate, const float *up, int64_t n, int act, cudaStream_t st);
+cudaError_t add_gated_launch(float *x, const float *d, const float *gate, int n_tok, int64_t dim, cudaStream_t st);
+cudaError_t softcap_launch(float *x, int64_t n, float cap, cudaStream_t st);
+/* inv_freq: host [n], n <= LAUNCH_FREQS: pairs first .. first + n of n_pair. */
+cudaError_t rope_table_launch(float *cs, const double *inv_freq, int first, int n, int n_pair, float mscale, int64_t pos0,
+                              int n_tok, cudaStream_t st);
+/* neox: pairs are (i, i + n_rot / 2). norm: ?[head_dim] */
+cudaError_t rope_launch(float *x, int n_tok, int n_head, int head_dim, const float *norm, float eps, const float *cs, int n_rot,
+                        int neox, cudaStream_t st);
+cudaError_t route_launch(int32_t *ids, float *weight, const float *logits, int n_tok, int n_expert, int n_used, int normalise,
+                         cudaStream_t st);
+/* y[t] = sum over k of weight[t, k] * part[t * n_used + k]. */
+cudaError_t expert_sum_launch(float *y, const float *part, const float *weight, int n_tok, int n_used, int64_t dim,
+                              cudaStream_t st);
+
+/* --- matvec.cu ----------------------------------------------------------------------------------------------------------- */
+
+/* 32 activations of a token, quantised by the contract of core/ops.h: x = d * q. 48 bytes: three 16-byte loads. */
+struct gpu_xq {
+    int32_t q[8];   /* 4 signed bytes each */
+    float d;
+    int32_t sum[2]; /* of each half of q */
+    float s;        /* d * (sum[0] + sum[1]) */
+};
+
+enum { MATVEC_COLS = 8 }; /* columns that share one reading of the weights */
+
+/* y[c, rows] = W x[c] + bias for n_col columns. With ids, column c is a choice: it uses matrix ids[c] of a stack and the
+ * activations of token c / x_div. */
+struct matvec_args {
+    struct gpu_mat w;
+    const struct gpu_xq *xq; /* quantised types: [*, cols / 32] */
+    const float *x;          /* F32, F16, BF16: [*, cols] */
+    float *y;
+    const float *bias;       /* ?[rows] */
+    int64_t n_col;
+    const int32_t *ids;      /* ?[n_col] */
+    int x_div, n_expert;
+    size_t expert_bytes;     /* from one matrix of the stack to the next */
+    unsigned long long *bad; /* becomes 0 when an expert does not exist */
+};
+cudaError_t matvec_launch(const struct matvec_args *a, cudaStream_t st);
+/* n_block blocks of 32 elements, all tokens one after the other. */
+cudaError_t quantise_launch(struct gpu_xq *xq, const float *x, int64_t n_block, cudaStream_t st);
+
+/* --- attn_decode.cu ------------------------------------------------------------------------------------------------------ */
+
+/* A layer of struct kv (core/kv.h). */
+struct gpu_kv {
+    unsigned char *base;
+    int64_t n_slot;
+    int ring, n_kv, dim_k, dim_v, type_k, type_v, rotate_k, rotate_v;
+    size_t ks_off, v_off, vs_off, head_bytes, page_bytes;
+};
+
+/* bad: becomes the smallest position whose values are not finite in the cache's type. */
+cudaError_t kv_put_launch(const struct gpu_kv *kv, int64_t pos0, int n_tok, const float *k, const float *v, float max_k,
+                          float max_v, unsigned long long *bad, cudaStream_t st);
+
+/* Pages are grouped into runs whose borders depend on the page number only; every run of pages leaves (o, m, l) per query
+ * row, and a second kernel merges the runs in order. */
+enum { ATTN_ROWS = 8 }; /* query rows (tokens x heads of a group) that share one reading of K and V */
+struct attn_args_gpu {
+    struct gpu_kv kv;
+    float *o;       /* [n_tok, n_head, dim_v] */
+    const float *q; /* [n_tok, n_head, dim_k] */
+    float *part;    /* [n_tok * n_head, attn_runs_at_most(n_ctx), dim_v + 2] scratch */
+    int64_t pos0, window;
+    int n_tok, n_head; /* n_tok <= ATTN_TOKENS */
+    float scale;      /* of q.k */
+    int per_page;     /* every page is a run; filled by the launcher, like the runs below */
+    int64_t run_first, n_run;
+    unsigned long long *bad; /* becomes the smallest position with a result that is not finite */
+};
+enum { ATTN_TOKENS = 8 };
+cudaError_t attn_decode_launch(const struct attn_args_gpu *a, cudaStream_t st);
+/* Most runs that a query can see in a context of n_ctx. */
+int64_t attn_runs_at_most(int64_t n_ctx);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

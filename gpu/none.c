@@ -1,0 +1,65 @@
+/* none.c: gpu.h for a build without CUDA: there is no card, and whatever would need one says so. Built instead of the other
+ * files of gpu/. */
+#include "core/err.h"
+#include "gpu/gpu.h"
+
+static int none(void) {
+    return err_set(ERR_DEVICE, "this program was built without CUDA; it runs on the CPU (-dev none)");
+}
+
+bool gpu_built(void) { return false; }
+int gpu_count(int *n) { return *n = 0; }
+int gpu_open(struct gpu **out, int index) { return (void)out, (void)index, none(); }
+void gpu_close(struct gpu *g) { (void)g; }
+const struct gpu_info *gpu_info(const struct gpu *g) {
+    static const struct gpu_info no_card = {.name = "none"};
+    return (void)g, &no_card;
+}
+int gpu_mem_free(struct gpu *g, size_t *bytes) { return (void)g, *bytes = 0, none(); }
+
+int gpu_arena_open(struct gpu_arena **out, struct gpu *g, size_t bytes) { return (void)out, (void)g, (void)bytes, none(); }
+void gpu_arena_close(struct gpu_arena *a) { (void)a; }
+int gpu_alloc(void **d_p, struct gpu_arena *a, size_t bytes, const char *what) {
+    return (void)d_p, (void)a, (void)bytes, (void)what, none();
+}
+void gpu_arena_release(struct gpu_arena *a, size_t mark) { (void)a, (void)mark; }
+size_t gpu_arena_used(const struct gpu_arena *a) { return (void)a, (size_t)0; }
+int gpu_pin(struct gpu *g, void *p, size_t bytes) { return (void)g, (void)p, (void)bytes, none(); }
+void gpu_unpin(struct gpu *g, void *p) { (void)g, (void)p; }
+int gpu_host_alloc(void **p, struct gpu *g, size_t bytes) { return (void)p, (void)g, (void)bytes, none(); }
+void gpu_host_free(struct gpu *g, void *p) { (void)g, (void)p; }
+int gpu_copy_in(struct gpu_stream *s, void *d_dst, const void *src, size_t bytes) {
+    return (void)s, (void)d_dst, (void)src, (void)bytes, none();
+}
+int gpu_copy_out(struct gpu_stream *s, void *dst, const void *d_src, size_t bytes) {
+    return (void)s, (void)dst, (void)d_src, (void)bytes, none();
+}
+int gpu_copy_on(struct gpu_stream *s, void *d_dst, const void *d_src, size_t bytes) {
+    return (void)s, (void)d_dst, (void)d_src, (void)bytes, none();
+}
+int gpu_fill(struct gpu_stream *s, void *d_dst, int byte, size_t bytes) {
+    return (void)s, (void)d_dst, (void)byte, (void)bytes, none();
+}
+
+int gpu_stream_open(struct gpu_stream **out, struct gpu *g) { return (void)out, (void)g, none(); }
+void gpu_stream_close(struct gpu_stream *s) { (void)s; }
+int gpu_stream_sync(struct gpu_stream *s) { return (void)s, none(); }
+int gpu_event_open(struct gpu_event **out, struct gpu *g, enum gpu_event_kind kind) {
+    return (void)out, (void)g, (void)kind, none();
+}
+void gpu_event_close(struct gpu_event *e) { (void)e; }
+int gpu_event_record(struct gpu_event *e, struct gpu_stream *s) { return (void)e, (void)s, none(); }
+int gpu_stream_wait(struct gpu_stream *s, struct gpu_event *e) { return (void)s, (void)e, none(); }
+int gpu_event_sync(struct gpu_event *e) { return (void)e, none(); }
+int gpu_event_done(struct gpu_event *e, bool *done) { return (void)e, (void)done, none(); }
+int gpu_event_seconds(double *s, struct gpu_event *from, struct gpu_event *to) {
+    return (void)s, (void)from, (void)to, none();
+}
+
+size_t gpu_ops_scratch_bytes(const struct ops_limits *l) { return (void)l, (size_t)0; }
+int gpu_ops_open(struct gpu_ops **out, struct gpu *g, struct gpu_arena *a, struct gpu_stream *s, const struct ops_limits *l) {
+    return (void)out, (void)g, (void)a, (void)s, (void)l, none();
+}
+void gpu_ops_close(struct gpu_ops *o) { (void)o; }
+struct ops *gpu_ops_table(struct gpu_ops *o) { return (void)o, (struct ops *)0; }
+int gpu_ops_check(struct gpu_ops *o) { return (void)o, none(); }
