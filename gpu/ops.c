@@ -1,0 +1,370 @@
+/* ops.c: the GPU's table of operations (core/ops.h): checks shapes, keeps scratch, launches on one stream. First version,
+ * correct before fast: products of more than 8 tokens read the weights once per 8 tokens, attention reads K and V once per
+ * 8 query rows, and experts are taken choice by choice. */
+#include "core/err.h"
+#include "core/kv.h"
+#include "core/mem.h"
+#include "core/quant.h"
+#include "core/strip.h"
+#include "gpu/impl.h"
+#include "gpu/kernels.h"
+
+#include <stdlib.h>
+
+enum { BAD_PUT, BAD_ATTN, BAD_EXPERT, N_BAD };
+
+struct gpu_ops {
+    struct ops ops; /* first: a struct ops * given to an operation is the struct gpu_ops * */
+    struct gpu *g;
+    struct gpu_stream *stream;
+    struct ops_limits limits;
+    struct gpu_xq *d_xq;        /* [n_choice, cols / 32] quantised inputs */
+    float *d_gate, *d_up;       /* [n_choice, cols] of experts; up takes the output of down as well */
+    float *d_part;              /* attention: [ATTN_TOKENS * n_head, runs, head_dim + 2] */
+    unsigned long long *d_bad;  /* [N_BAD] smallest positions of what went wrong */
+    unsigned long long *bad;    /* pinned copy */
+};
+
+/* Where each piece of scratch lies; sizes saturate at SIZE_MAX. */
+struct scratch {
+    size_t xq, gate, up, part, bad, bytes;
+};
+
+static size_t take(size_t *at, size_t bytes) {
+    size_t here = *at, end;
+    *at = here == SIZE_MAX || bytes == SIZE_MAX || !size_add(&end, here, bytes) || !size_align_up(&end, end, GPU_ALIGN) ? SIZE_MAX : end;
+    return here;
+}
+
+static int64_t choices(const struct ops_limits *l) {
+    return (int64_t)l->n_tok * (l->n_expert_used > 1 ? l->n_expert_used : 1);
+}
+
+static struct scratch scratch_of(const struct ops_limits *l) {
+    struct scratch s = {0};
+    size_t n = (size_t)choices(l), cols = (size_t)l->cols, moe = l->n_expert > 0;
+    s.xq = take(&s.bytes, size_mul3(n, cols / 32 + 1, sizeof(struct gpu_xq)));
+    s.gate = take(&s.bytes, size_mul3(moe * n, cols, sizeof(float)));
+    s.up = take(&s.bytes, size_mul3(moe * n, cols, sizeof(float)));
+    s.part = take(&s.bytes, size_mul3((size_t)ATTN_TOKENS * (size_t)l->n_head, (size_t)attn_runs_at_most(l->n_ctx),
+                                      ((size_t)l->head_dim + 2) * sizeof(float)));
+    s.bad = take(&s.bytes, N_BAD * sizeof(unsigned long long));
+    return s;
+}
+
+size_t gpu_ops_scratch_bytes(const struct ops_limits *l) { return scratch_of(l).bytes; }
+
+/* 0, or the code of a failed launch. */
+static int launched(struct gpu_ops *o, cudaError_t e, const char *what) {
+    return e == cudaSuccess ? 0 : gpu_failed(o->g, e, what, 0);
+}
+
+static int usable(struct gpu_ops *o) { return o->g->lost ? gpu_is_lost(o->g) : 0; }
+
+/* --- element-wise -------------------------------------------------------------------------------------------------------- */
+
+static int mat_of(struct gpu_mat *out, const struct mat *m) {
+    struct strip_layout l;
+    if (!m->data || !strip_layout(&l, m->type, m->rows, m->cols))
+        return err_set(ERR_ARG, "gpu: a matrix [%lld, %lld] of type %s has no kernel", (long long)m->rows, (long long)m->cols,
+                       quant_name(m->type));
+    *out = (struct gpu_mat){.data = m->data, .strip_bytes = l.strip_bytes, .scales_off = l.scales_off, .rows = m->rows,
+                            .cols = m->cols, .n_block = l.n_block, .type = m->type};
+    return 0;
+}
+
+static int op_embed(struct ops *ops, float *x, const struct mat *embd, const int32_t *ids, int n_tok, float scale) {
+    struct gpu_ops *o = (struct gpu_ops *)ops;
+    struct gpu_mat m;
+    int rc = usable(o);
+    if (!rc) rc = mat_of(&m, embd);
+    for (int i = 0; i < n_tok && !rc; i++)
+        if (ids[i] < 0 || ids[i] >= embd->rows)
+            rc = err_set(ERR_ARG, "embed: id %d is outside 0..%lld", ids[i], (long long)embd->rows - 1);
+    for (int i = 0; i < n_tok && !rc; i += LAUNCH_IDS)
+        rc = launched(o, embed_launch(x + i * embd->cols, &m, ids + i, n_tok - i < LAUNCH_IDS ? n_tok - i : LAUNCH_IDS, scale,
+                                      o->stream->s), "embed");
+    return rc;
+}
+
+static int op_gather(struct ops *ops, float *y, const float *x, const int32_t *rows, int n, int64_t dim) {
+    struct gpu_ops *o = (struct gpu_ops *)ops;
+    int rc = usable(o);
+    for (int i = 0; i < n && !rc; i += LAUNCH_IDS)
+        rc = launched(o, gather_launch(y + i * dim, x, rows + i, n - i < LAUNCH_IDS ? n - i : LAUNCH_IDS, dim, o->stream->s),
+                      "gather");
+    return rc;
+}
+
+static int op_rmsnorm(struct ops *ops, float *y, const float *x, const float *w, int64_t n_row, int dim, float eps) {
+    struct gpu_ops *o = (struct gpu_ops *)ops;
+    int rc = usable(o);
+    return rc ? rc : launched(o, rmsnorm_launch(y, x, w, n_row, dim, eps, o->stream->s), "rmsnorm");
+}
+
+static int op_add(struct ops *ops, float *x, const float *d, int64_t n) {
+    struct gpu_ops *o = (struct gpu_ops *)ops;
+    int rc = usable(o);
+    return rc ? rc : launched(o, add_launch(x, d, n, o->stream->s), "add");
+}
+
+static int op_glu(struct ops *ops, float *y, const float *gate, const float *up, int64_t n, enum act act) {
+    struct gpu_ops *o = (struct gpu_ops *)ops;
+    int rc = usable(o);
+    return rc ? rc : launched(o, glu_launch(y, gate, up, n, (int)act, o->stream->s), "glu");
+}
+
+static int op_add_gated(struct ops *ops, float *x, const float *d, const float *gate, int n_tok, int64_t dim) {
+    struct gpu_ops *o = (struct gpu_ops *)ops;
+    int rc = usable(o);
+    return rc ? rc : launched(o, add_gated_launch(x, d, gate, n_tok, dim, o->stream->s), "add_gated");
+}
+
+static int op_softcap(struct ops *ops, float *x, int64_t n, float cap) {
+    struct gpu_ops *o = (struct gpu_ops *)ops;
+    int rc = usable(o);
+    return rc ? rc : launched(o, softcap_launch(x, n, cap, o->stream->s), "softcap");
+}
+
+static int op_rope_table(struct ops *ops, float *cs, const double *inv_freq, int n_pair, float mscale, int64_t pos0, int n_tok) {
+    struct gpu_ops *o = (struct gpu_ops *)ops;
+    int rc = usable(o);
+    for (int i = 0; i < n_pair && !rc; i += LAUNCH_FREQS) {
+        int n = n_pair - i < LAUNCH_FREQS ? n_pair - i : LAUNCH_FREQS;
+        rc = launched(o, rope_table_launch(cs, inv_freq + i, i, n, n_pair, mscale, pos0, n_tok, o->stream->s), "rope_table");
+    }
+    return rc;
+}
+
+static int op_rope(struct ops *ops, const struct rope_args *a) {
+    struct gpu_ops *o = (struct gpu_ops *)ops;
+    int rc = usable(o);
+    if (rc) return rc;
+    if (a->n_rot < 0 || a->n_rot % 2 || a->n_rot > a->head_dim)
+        return err_set(ERR_ARG, "rope: %d rotated dims of %d", a->n_rot, a->head_dim);
+    return launched(o, rope_launch(a->x, a->n_tok, a->n_head, a->head_dim, a->norm, a->eps, a->cs, a->n_rot,
+                                   a->pairing == ROPE_NEOX, o->stream->s), "rope");
+}
+
+static int op_route(struct ops *ops, int32_t *ids, float *weight, const float *logits, int n_tok, int n_expert, int n_used,
+                    bool normalise) {
+    struct gpu_ops *o = (struct gpu_ops *)ops;
+    int rc = usable(o);
+    if (rc) return rc;
+    if (n_used < 1 || n_used > n_expert || n_expert > 1024)
+        return err_set(ERR_ARG, "route: %d of %d experts (at most 1024)", n_used, n_expert);
+    return launched(o, route_launch(ids, weight, logits, n_tok, n_expert, n_used, normalise, o->stream->s), "route");
+}
+
+/* --- products ------------------------------------------------------------------------------------------------------------ */
+
+static bool is_plain(int type) { return type == QT_F32 || type == QT_F16 || type == QT_BF16; }
+
+static int quantise(struct gpu_ops *o, const float *x, int64_t n_row, int64_t cols) {
+    return launched(o, quantise_launch(o->d_xq, x, n_row * (cols / 32), o->stream->s), "quantise");
+}
+
+static int op_matmul(struct ops *ops, const struct matmul *m) {
+    struct gpu_ops *o = (struct gpu_ops *)ops;
+    int rc = usable(o);
+    if (rc) return rc;
+    if (m->n < 1 || m->n > MATMUL_MAX || m->n_tok < 1 || m->n_tok > o->limits.n_tok || m->cols > o->limits.cols)
+        return err_set(ERR_ARG, "matmul: %d outputs, %d tokens, %lld inputs (opened for %d, %d, %lld)", m->n, m->n_tok,
+                       (long long)m->cols, MATMUL_MAX, o->limits.n_tok, (long long)o->limits.cols);
+    struct gpu_mat w[MATMUL_MAX];
+    bool quantised = false;
+    for (int i = 0; i < m->n; i++) {
+        if (m->out[i].w->cols != m->cols || m->out[i].w->rows > o->limits.rows)
+            return err_set(ERR_ARG, "matmul: weights [%lld, %lld] for %lld inputs (opened for %lld rows)",
+                           (long long)m->out[i].w->rows, (long long)m->out[i].w->cols, (long long)m->cols,
+                           (long long)o->limits.rows);
+        rc = mat_of(&w[i], m->out[i].w);
+        if (rc) return rc;
+        quantised |= !is_plain(w[i].type);
+    }
+    if (quantised) rc = quantise(o, m->x, m->n_tok, m->cols);
+    for (int i = 0; i < m->n && !rc; i++) {
+        struct matvec_args a = {.w = w[i], .xq = o->d_xq, .x = m->x, .y = m->out[i].y, .bias = m->out[i].bias, .n_col = m->n_tok};
+        rc = launched(o, matvec_launch(&a, o->stream->s), "matmul");
+    }
+    return rc;
+}
+
+static int check_experts(const struct gpu_ops *o, const struct experts_args *a) {
+    const struct ops_limits *l = &o->limits;
+    if (a->n_tok < 1 || a->n_tok > l->n_tok || a->n_expert < 1 || a->n_expert > l->n_expert || a->n_used < 1 ||
+        a->n_used > l->n_expert_used)
+        return err_set(ERR_ARG, "experts: %d tokens, %d of %d experts (opened for %d, %d of %d)", a->n_tok, a->n_used,
+                       a->n_expert, l->n_tok, l->n_expert_used, l->n_expert);
+    if (a->up.rows != a->gate.rows || a->up.cols != a->gate.cols || a->down.cols != a->gate.rows ||
+        a->down.rows != a->gate.cols || a->gate.cols > l->cols || a->gate.rows > l->cols)
+        return err_set(ERR_ARG, "experts: gate [%lld, %lld], up [%lld, %lld], down [%lld, %lld] (opened for %lld inputs)",
+                       (long long)a->gate.rows, (long long)a->gate.cols, (long long)a->up.rows, (long long)a->up.cols,
+                       (long long)a->down.rows, (long long)a->down.cols, (long long)l->cols);
+    return 0;
+}
+
+/* y[choice] = W[ids[choice]] x[choice / x_div] of a stack, x already quantised where the type asks for it. */
+static int expert_product(struct gpu_ops *o, float *y, const struct mat *stack, const float *x, const struct experts_args *a, int x_div) {
+    struct matvec_args v = {.xq = o->d_xq, .x = x, .y = y, .n_col = a->n_tok * a->n_used, .ids = a->ids, .x_div = x_div,
+                            .n_expert = a->n_expert, .bad = o->d_bad + BAD_EXPERT};
+    int rc = mat_of(&v.w, stack);
+    if (rc) return rc;
+    int64_t n_strip = (stack->rows + STRIP_ROWS - 1) / STRIP_ROWS;
+    v.expert_bytes = (size_t)n_strip * v.w.strip_bytes;
+    return launched(o, matvec_launch(&v, o->stream->s), "experts");
+}
+
+static int op_experts(struct ops *ops, const struct experts_args *a) {
+    struct gpu_ops *o = (struct gpu_ops *)ops;
+    int rc = usable(o);
+    if (!rc) rc = check_experts(o, a);
+    if (rc) return rc;
+    int64_t n_choice = (int64_t)a->n_tok * a->n_used, dim = a->gate.cols, n_ff = a->gate.rows;
+    if (!is_plain(a->gate.type) || !is_plain(a->up.type)) rc = quantise(o, a->x, a->n_tok, dim);
+    if (!rc) rc = expert_product(o, o->d_gate, &a->gate, a->x, a, a->n_used);
+    if (!rc) rc = expert_product(o, o->d_up, &a->up, a->x, a, a->n_used);
+    if (!rc) rc = op_glu(ops, o->d_gate, o->d_gate, o->d_up, n_choice * n_ff, a->act);
+    if (!rc && !is_plain(a->down.type)) rc = quantise(o, o->d_gate, n_choice, n_ff);
+    if (!rc) rc = expert_product(o, o->d_up, &a->down, o->d_gate, a, 1);
+    if (rc) return rc;
+    return launched(o, expert_sum_launch(a->y, o->d_up, a->weight, a->n_tok, a->n_used, dim, o->stream->s), "experts");
+}
+
+/* --- KV and attention ---------------------------------------------------------------------------------------------------- */
+
+/* Positions pos0 .. pos0 + n_tok of layer il exist and are held together. */
+static int check_range(const struct kv *kv, int il, int64_t pos0, int n_tok) {
+    if (il < 0 || il >= kv->n_layer || !kv->layers[il].n_kv) return err_set(ERR_ARG, "layer %d has no KV cache", il);
+    if (pos0 < 0 || n_tok < 1 || pos0 > kv->n_ctx - n_tok)
+        return err_set(ERR_ARG, "positions %lld..%lld are outside the context of %lld", (long long)pos0,
+                       (long long)pos0 + n_tok - 1, (long long)kv->n_ctx);
+    const struct kv_layer *l = &kv->layers[il];
+    if (l->ring && (l->window + n_tok + KV_PAGE - 1) / KV_PAGE + 1 > l->n_slot)
+        return err_set(ERR_ARG, "layer %d: %d tokens in one call, but its window was opened for fewer", il, n_tok);
+    if (l->head_dim_k > GPU_MAX_HEAD_DIM || l->head_dim_v > GPU_MAX_HEAD_DIM)
+        return err_set(ERR_UNSUPPORTED, "layer %d: heads of %d/%d dims; the GPU kernels take %d", il, l->head_dim_k, l->head_dim_v,
+                       GPU_MAX_HEAD_DIM);
+    return 0;
+}
+
+static struct gpu_kv gpu_kv_of(const struct kv_layer *l) {
+    return (struct gpu_kv){.base = l->base, .n_slot = l->n_slot, .ring = l->ring, .n_kv = l->n_kv, .dim_k = l->head_dim_k,
+                           .dim_v = l->head_dim_v, .type_k = l->type_k, .type_v = l->type_v, .rotate_k = l->rotate_k,
+                           .rotate_v = l->rotate_v, .ks_off = l->ks_off, .v_off = l->v_off, .vs_off = l->vs_off,
+                           .head_bytes = l->head_bytes, .page_bytes = l->page_bytes};
+}
+
+static int op_kv_put(struct ops *ops, struct kv *kv, int il, int64_t pos0, int n_tok, const float *k, const float *v) {
+    struct gpu_ops *o = (struct gpu_ops *)ops;
+    int rc = usable(o);
+    if (!rc) rc = check_range(kv, il, pos0, n_tok);
+    if (rc) return rc;
+    const struct kv_layer *l = &kv->layers[il];
+    struct gpu_kv g = gpu_kv_of(l);
+    return launched(o, kv_put_launch(&g, pos0, n_tok, k, v, kv_type_max(l->type_k), kv_type_max(l->type_v), o->d_bad + BAD_PUT,
+                                     o->stream->s), "kv_put");
+}
+
+static int check_attn(const struct gpu_ops *o, const struct attn_args *a) {
+    int rc = check_range(a->kv, a->il, a->pos0, a->n_tok);
+    if (rc) return rc;
+    const struct kv_layer *l = &a->kv->layers[a->il];
+    const struct ops_limits *lim = &o->limits;
+    if (a->n_head < 1 || a->n_head % l->n_kv || a->n_head > lim->n_head || l->head_dim_k > lim->head_dim ||
+        l->head_dim_v > lim->head_dim || a->kv->n_ctx > lim->n_ctx)
+        return err_set(ERR_ARG, "attention of layer %d: %d query heads of size %d/%d over %d KV heads, context %lld; opened for %d"
+                       " heads of size %d, context %lld", a->il, a->n_head, l->head_dim_k, l->head_dim_v, l->n_kv,
+                       (long long)a->kv->n_ctx, lim->n_head, lim->head_dim, (long long)lim->n_ctx);
+    if (a->window < 0 || (l->ring && (a->window == 0 || a->window > l->window)))
+        return err_set(ERR_ARG, "attention of layer %d asks for a window of %lld, its KV cache keeps %lld", a->il,
+                       (long long)a->window, (long long)l->window);
+    return 0;
+}
+
+/* Tokens t0 .. t0 + n of the call. */
+static int attn_step(struct gpu_ops *o, const struct attn_args *a, int t0, int n) {
+    const struct kv_layer *l = &a->kv->layers[a->il];
+    size_t row = (size_t)t0 * (size_t)a->n_head;
+    struct attn_args_gpu g = {.kv = gpu_kv_of(l), .o = a->o + row * (size_t)l->head_dim_v, .q = a->q + row * (size_t)l->head_dim_k,
+                              .part = o->d_part, .pos0 = a->pos0 + t0, .window = a->window, .n_tok = n, .n_head = a->n_head,
+                              .scale = a->scale, .bad = o->d_bad + BAD_ATTN};
+    return launched(o, attn_decode_launch(&g, o->stream->s), "attention");
+}
+
+static int op_attn(struct ops *ops, const struct attn_args *a) {
+    struct gpu_ops *o = (struct gpu_ops *)ops;
+    int rc = usable(o);
+    if (!rc) rc = check_attn(o, a);
+    /* Every step uses the same scratch: the stream keeps them in order. */
+    for (int t = 0; t < a->n_tok && !rc; t += ATTN_TOKENS) rc = attn_step(o, a, t, a->n_tok - t < ATTN_TOKENS ? a->n_tok - t : ATTN_TOKENS);
+    return rc;
+}
+
+static int op_delta(struct ops *ops, const struct delta_args *a) {
+    (void)ops, (void)a;
+    return err_set(ERR_UNSUPPORTED, "Gated DeltaNet layers have no GPU kernels yet; run on the CPU with -dev none");
+}
+
+/* --- open and close ------------------------------------------------------------------------------------------------------ */
+
+static const struct ops table = {
+    .name = "gpu", .embed = op_embed, .rmsnorm = op_rmsnorm, .add = op_add, .matmul = op_matmul, .rope_table = op_rope_table,
+    .rope = op_rope, .kv_put = op_kv_put, .attn = op_attn, .glu = op_glu, .route = op_route, .experts = op_experts,
+    .gather = op_gather, .softcap = op_softcap, .add_gated = op_add_gated, .delta = op_delta,
+};
+
+/* Nothing bad so far. The fill is in stream order, so it comes after whatever used the words before. */
+static int reset_bad(struct gpu_ops *o) { return gpu_fill(o->stream, o->d_bad, 0xff, N_BAD * sizeof *o->d_bad); }
+
+int gpu_ops_open(struct gpu_ops **out, struct gpu *g, struct gpu_arena *a, struct gpu_stream *s, const struct ops_limits *l) {
+    if (l->head_dim > GPU_MAX_HEAD_DIM)
+        return err_set(ERR_UNSUPPORTED, "GPU kernels take heads of at most %d dims, this model has %d", GPU_MAX_HEAD_DIM, l->head_dim);
+    if (l->delta.n_value) return op_delta(NULL, NULL);
+    struct scratch at = scratch_of(l);
+    if (at.bytes == SIZE_MAX) return err_set(ERR_BUDGET, "GPU scratch for %d tokens of %lld overflows", l->n_tok, (long long)l->cols);
+    struct gpu_ops *o = calloc(1, sizeof *o);
+    if (!o) return err_set(ERR_NOMEM, "gpu: out of host memory");
+    *o = (struct gpu_ops){.ops = table, .g = g, .stream = s, .limits = *l};
+    void *base = NULL;
+    size_t mark = gpu_arena_used(a);
+    int rc = gpu_host_alloc((void **)&o->bad, g, N_BAD * sizeof *o->bad);
+    if (!rc) rc = gpu_alloc(&base, a, at.bytes, "scratch of the operations");
+    if (!rc) {
+        unsigned char *p = base;
+        o->d_xq = (struct gpu_xq *)(void *)(p + at.xq);
+        o->d_gate = (float *)(void *)(p + at.gate);
+        o->d_up = (float *)(void *)(p + at.up);
+        o->d_part = (float *)(void *)(p + at.part);
+        o->d_bad = (unsigned long long *)(void *)(p + at.bad);
+        rc = reset_bad(o);
+    }
+    if (rc) {
+        gpu_arena_release(a, mark);
+        gpu_ops_close(o);
+        return rc;
+    }
+    *out = o;
+    return 0;
+}
+
+void gpu_ops_close(struct gpu_ops *o) {
+    if (!o) return;
+    gpu_host_free(o->g, o->bad);
+    free(o);
+}
+
+struct ops *gpu_ops_table(struct gpu_ops *o) { return &o->ops; }
+
+int gpu_ops_check(struct gpu_ops *o) {
+    int rc = gpu_copy_out(o->stream, o->bad, o->d_bad, N_BAD * sizeof *o->bad);
+    if (!rc) rc = gpu_stream_sync(o->stream);
+    if (rc) return rc;
+    const unsigned long long none = ~0ull, put = o->bad[BAD_PUT], attn = o->bad[BAD_ATTN], expert = o->bad[BAD_EXPERT];
+    if (put == none && attn == none && expert == none) return 0;
+    rc = reset_bad(o);
+    if (rc) return rc;
+    if (put != none) return err_set(ERR_NUMERIC, "position %llu: a key or value cannot be stored in the KV cache's type", put);
+    if (expert != none) return err_set(ERR_ARG, "experts: an expert that does not exist was chosen");
+    return err_set(ERR_NUMERIC, "position %llu: attention gave a NaN or an infinity", attn);
+}
