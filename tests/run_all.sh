@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
-# Installs the packages that are missing, builds and runs all tests, then the fast ones under the address and
-# undefined-behaviour sanitizers. The last line is "N passed, N failed, N skipped".
-#   tests/run_all.sh                   everything
-#   tests/run_all.sh --no-sanitizers   the optimised build only
+# Installs the packages that are missing, builds and runs all tests. The last line is "N passed, N failed, N skipped".
+#   tests/run_all.sh                   the optimised build
+#   tests/run_all.sh --sanitizers      then the fast tests under the address and undefined-behaviour sanitizers
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-presets=(release asan)
+presets=(release)
 case "${1-}" in
 '') ;;
---no-sanitizers) presets=(release) ;;
+--sanitizers) presets=(release asan) ;;
 *)
     sed -n '2,5s/^# \{0,1\}//p' "$0" >&2
     exit 2
