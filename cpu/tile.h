@@ -16,8 +16,9 @@ enum { TILE_COLS = 4 };
 enum { TILE_COLS = 2 };
 #endif
 
-/* The generic build keeps its loops: unrolled, four-register lanes take minutes to compile. */
-#if defined(LH_ISA_generic)
+/* The generic build keeps its loops: unrolled, four-register lanes take minutes to compile. So do builds that are not for
+ * speed. */
+#if defined(LH_ISA_generic) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
 #define UNROLL
 #else
 #define UNROLL _Pragma("GCC unroll 16")
@@ -57,8 +58,9 @@ SIMD_FN void tile_run(const int type, const int nc, vf *acc, const uint8_t *w, v
         UNROLL for (int c = 0; c < nc; c++) sum[c] = vi_zero();
         dot_words(type, nc, sum, w, table, o, i, x, h * words, words);
         /* The offset of the weights leaves as an integer: -off * (sum of the activations). */
-        const int32_t pair = halves == 1 ? (-t.off & 0xffff) * 0x10001 : h ? -t.off * 0x10000 : -t.off & 0xffff;
-        if (t.off) UNROLL for (int c = 0; c < nc; c++) sum[c] = dot_pair(sum[c], vi_set1(pair), x[c].sum);
+        const uint32_t both = halves == 1 ? 0x10001 : h ? 0x10000 : 1; /* which halves the run covers */
+        const vi off = vi_set1((int32_t)((uint32_t)(-t.off & 0xffff) * both));
+        if (t.off) UNROLL for (int c = 0; c < nc; c++) sum[c] = dot_pair(sum[c], off, x[c].sum);
         vf d = s->d[g * halves + h];
         UNROLL for (int c = 0; c < nc; c++) acc[c] = vf_fma(vf_mul(vf_from_vi(sum[c]), d), vf_set1(x[c].d), acc[c]);
     }

@@ -102,7 +102,8 @@ def sound_files():
     expect("split", j, parts=2, runs=True, n_tensors=21)
 
     j = as_json("tiny-models/tiny-random-qwen35-f32.gguf")
-    expect("qwen35", j, architecture="qwen35", n_tensors=124)
+    expect("qwen35", j, architecture="qwen35", n_tensors=124, runs=True, n_layer=8, n_delta_layers=6, n_mtp=1, n_tensors_unused=15,
+           state_bytes=6 * 4 * (3 * 256 + 4 * 32 * 32))
 
     j = as_json("gguf-fixtures/all-types.gguf", "--kv")
     expect("all-types", j, runs=False, architecture="test", tokenizer=None)

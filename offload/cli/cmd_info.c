@@ -2,6 +2,7 @@
 #include "offload/cli/cli.h"
 
 #include "core/quant.h"
+#include "core/state.h"
 #include "core/unit.h"
 #include "offload/cli/info.h"
 
@@ -19,11 +20,32 @@ static const char *type_name(int32_t type, char buf[32]) {
     return buf;
 }
 
+/* The first layer with attention; without any, the first one. */
+static const struct layer *attention_layer(const struct model *m) {
+    int il = 0;
+    while (il < m->n_layer - 1 && m->layers[il].mixer != MIXER_ATTN) il++;
+    return &m->layers[il];
+}
+
+static int n_delta_layers(const struct model *m) {
+    int n = 0;
+    for (int il = 0; il < m->n_layer; il++) n += m->layers[il].mixer == MIXER_DELTA;
+    return n;
+}
+
+static void print_delta(const struct model *m) {
+    const struct delta_shape *d = &m->delta;
+    if (!d->n_value) return;
+    printf("Gated Delta   %d of %d layers, %d key and %d value heads of %d, state %s for any context\n", n_delta_layers(m), m->n_layer,
+           d->n_key, d->n_value, d->dim, cli_bytes((double)state_bytes(m)));
+    if (m->n_mtp) printf("prediction    %d block%s for multi-token prediction, not loaded\n", m->n_mtp, m->n_mtp == 1 ? "" : "s");
+}
+
 static void print_shape(const struct info *i) {
     char heads[64] = "";
     if (i->n_head > 0 && i->n_kv > 0) snprintf(heads, sizeof heads, ", %" PRId64 " heads on %" PRId64 " of KV", i->n_head, i->n_kv);
     if (i->runs) {
-        const struct layer *l = &i->m.layers[0];
+        const struct layer *l = attention_layer(&i->m);
         snprintf(heads, sizeof heads, ", %d heads on %d of KV, %d wide", l->n_head, l->n_kv, l->head_dim_k);
     }
     if (i->n_layer >= 0) printf("layers        %" PRId64 ", width %" PRId64 "%s", i->runs ? i->m.n_layer : i->n_layer, i->dim, heads);
@@ -104,6 +126,7 @@ static void print_text(const struct info *i, const char *path) {
     }
     print_shape(i);
     if (i->runs) {
+        print_delta(&i->m);
         print_rope(i);
         print_kv_bytes(i);
     }
@@ -269,6 +292,11 @@ static void json_model(json_t *j, const struct info *i) {
     const struct model *m = &i->m;
     json_t *kv = json_object(), *windows = json_array();
     set_int(j, "n_layer", m->n_layer);
+    if (m->delta.n_value) {
+        set_int(j, "n_delta_layers", n_delta_layers(m));
+        set_int(j, "state_bytes", (int64_t)state_bytes(m));
+        set_int(j, "n_mtp", m->n_mtp);
+    }
     set_int(j, "head_dim_k", m->layers[0].head_dim_k);
     set_int(j, "head_dim_v", m->layers[0].head_dim_v);
     set(j, "tied", json_boolean(!m->out.bytes));
