@@ -113,11 +113,19 @@ __device__ __forceinline__ int warp_max(int v) {
 
 #if defined(GPU_EMU)
 #include <emu.h>
-#define gpu_host_flag_load(flag) emu_flag_load(flag)          /* acquire; runs queued work when there is some */
+#define gpu_host_flag_load(flag) emu_flag_load(flag)                 /* acquire */
 #define gpu_host_flag_store(flag, value) emu_flag_store(flag, value) /* release */
+#define gpu_host_flag_wait(flag, value) emu_flag_wait(flag, value)   /* until (int32_t)(*flag - value) >= 0 */
 #else
 static inline uint32_t gpu_host_flag_load(const uint32_t *flag) { return __atomic_load_n(flag, __ATOMIC_ACQUIRE); }
 static inline void gpu_host_flag_store(uint32_t *flag, uint32_t value) { __atomic_store_n(flag, value, __ATOMIC_RELEASE); }
+static inline void gpu_host_flag_wait(const uint32_t *flag, uint32_t value) {
+    while ((int32_t)(gpu_host_flag_load(flag) - value) < 0) {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+    }
+}
 #endif
 
 /* What a sub-allocator of one big device allocation tells the emulator, for bounds and poison per piece. */

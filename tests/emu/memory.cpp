@@ -38,6 +38,12 @@ void on_fault(int sig, siginfo_t *info, void *) {
     emu_report("%s: access to %p: %s", sig == SIGSEGV ? "SIGSEGV" : "SIGBUS", info->si_addr, what.c_str());
 }
 
+/* Only what can be poisoned: the shadow of a whole card would be gigabytes. */
+void unpoison(size_t off, const device_alloc &a) {
+    size_t from = a.pieced ? 0 : a.bytes;
+    __asan_unpoison_memory_region(rt().s_base + off + from, a.rounded - from);
+}
+
 thread_local param_use t_params;
 
 } // namespace
@@ -68,7 +74,7 @@ void memory_close() {
     if (r.d_base) munmap(r.d_base, r.reserve);
     if (r.s_base) {
         if (asan_on())
-            for (auto &a : r.allocs) __asan_unpoison_memory_region(r.s_base + a.first, a.second.rounded);
+            for (auto &a : r.allocs) unpoison(a.first, a.second);
         munmap(r.s_base, r.reserve);
     }
     r.d_base = r.s_base = nullptr;
@@ -112,7 +118,7 @@ void *memory_alloc(size_t bytes) {
         raw_fill(s + bytes, SLACK, rounded - bytes);
         if (asan_on()) __asan_poison_memory_region(s + bytes, rounded - bytes);
     }
-    r.allocs[off] = {bytes, rounded, region, region_off, {}};
+    r.allocs[off] = {bytes, rounded, region, region_off, false, {}};
     r.stats.vram_used += rounded;
     r.stats.vram_peak = std::max(r.stats.vram_peak, r.stats.vram_used);
     r.stats.allocations++;
@@ -141,7 +147,7 @@ bool memory_free(void *d) {
     check_slack(it->first, it->second, "cudaFree");
     device_alloc &a = it->second;
     if (!r.dry) {
-        if (asan_on()) __asan_unpoison_memory_region(r.s_base + it->first, a.rounded);
+        if (asan_on()) unpoison(it->first, a);
         madvise(r.s_base + a.region_off, a.region - PAGE, MADV_DONTNEED);
         mprotect(r.s_base + a.region_off, a.region - PAGE, PROT_NONE);
     }
@@ -163,7 +169,8 @@ void emu_piece_add(const void *d, size_t bytes) {
     if ((next != p.end() && next->first < off + bytes) ||
         (next != p.begin() && std::prev(next)->first + std::prev(next)->second > off))
         emu_report("piece of %zu bytes at %p overlaps another one", bytes, d);
-    if (asan_on() && p.empty()) __asan_poison_memory_region(r.s_base + it->first, it->second.bytes);
+    if (asan_on() && !it->second.pieced) __asan_poison_memory_region(r.s_base + it->first, it->second.bytes);
+    it->second.pieced = true;
     p[off] = bytes;
     if (r.dry) return;
     if (asan_on()) __asan_unpoison_memory_region(r.s_base + off, bytes);
@@ -256,7 +263,7 @@ bool memory_resolve(const void *p, size_t bytes, mem_kind *kind, char **storage)
         auto it = holder(off);
         if (it == r.allocs.end() || bytes > it->first + it->second.bytes - off) return false;
         auto &pieces = it->second.pieces;
-        if (pieces.empty() || !bytes) return true;
+        if (!it->second.pieced || !bytes) return true;
         auto q = pieces.upper_bound(off);
         if (q == pieces.begin()) return false;
         --q;
@@ -386,6 +393,7 @@ void device_view_set(char *host, const char *src, size_t n) {
 }
 
 void host_writes_noted(uint64_t seq) {
+    if (rt().dry) return;
     host_differences([&](pinned_range &h, size_t off, const char *src, size_t n) {
         rt().updates.push_back({&h, off, raw_bytes(src, n), seq});
     });

@@ -95,6 +95,7 @@ struct CUevent_st {
 struct device_alloc {
     size_t bytes, rounded, region;          /* region: pages and guard, from its start */
     size_t region_off;
+    bool pieced;                            /* a sub-allocator told its pieces: nothing else is valid */
     std::map<size_t, size_t> pieces;        /* offset in the range: bytes */
 };
 struct pinned_range {

@@ -38,9 +38,11 @@ struct lane {
     const char *file;          /* where it waits */
     int line;
     void *tsan, *fake_stack;
-    int n_copy, n_group;             /* cp.async not yet performed; committed groups */
+    int n_copy, n_group;       /* cp.async not yet performed; committed groups: in async_queue of the same thread */
+};
+struct async_queue {           /* apart from what every switch touches */
     copy16 copies[MAX_COPIES];
-    int group_end[MAX_GROUPS];       /* ends in copies */
+    int group_end[MAX_GROUPS]; /* ends in copies */
 };
 
 /* A place where the lanes of one mask meet; several masks of a warp can be under way at the same time. */
@@ -65,6 +67,7 @@ struct worker {
     fiber_context main;
     lane *cur;
     lane lanes[MAX_THREADS];
+    async_queue queues[MAX_THREADS];
     warp warps[MAX_WARPS];
     uint16_t ready[MAX_THREADS], order[MAX_THREADS];
     int ready_head, ready_n, n, next_new, done;
@@ -337,6 +340,7 @@ void begin_grid(worker *w, const grid_run *g, const simt_options *o, int id) {
     w->smem_static = 0;
     w->smem_used = (g->smem_dyn + SMEM_GAP + 31) & ~(size_t)31;
     if (!w->smem || tsan_on()) new_arena(w);
+    if (asan_on()) __asan_unpoison_memory_region(w->smem, SMEM_ARENA); /* gaps of the grid before */
     if (tsan_on() && !w->tsan_lanes)
         for (fiber_stack s : w->free_stacks) fiber_stack_renew(s);
     for (int i = 0; i < w->n; i++) {
@@ -599,22 +603,24 @@ void emu_cp_async(void *dst, const void *src, unsigned bytes, unsigned src_bytes
     if (w->tsan_lanes) tsan_write(dst, bytes);
     lane *l = w->cur;
     if (l->n_copy == MAX_COPIES) emu_report("%s:%d: more than %d cp.async copies of a thread in flight", file, line, MAX_COPIES);
-    l->copies[l->n_copy++] = {static_cast<char *>(dst), static_cast<const char *>(src), bytes, src_bytes};
+    w->queues[l->tid].copies[l->n_copy++] = {static_cast<char *>(dst), static_cast<const char *>(src), bytes, src_bytes};
 }
 
 void emu_cp_async_commit() {
-    lane *l = tls_worker->cur;
+    worker *w = tls_worker;
+    lane *l = w->cur;
     if (l->n_group == MAX_GROUPS) emu_report("more than %d cp.async groups of a thread in flight", MAX_GROUPS);
-    l->group_end[l->n_group++] = l->n_copy;
+    w->queues[l->tid].group_end[l->n_group++] = l->n_copy;
 }
 
 void emu_cp_async_wait(int newest) {
     worker *w = tls_worker;
     lane *l = w->cur;
     if (l->n_group <= newest) return;
-    int n = l->n_group - newest, end = l->group_end[n - 1];
+    async_queue *q = &w->queues[l->tid];
+    int n = l->n_group - newest, end = q->group_end[n - 1];
     for (int i = 0; i < end; i++) {
-        const copy16 &c = l->copies[i];
+        const copy16 &c = q->copies[i];
         raw_copy(c.dst, c.src, c.src_bytes);
         raw_fill(c.dst + c.src_bytes, 0, c.bytes - c.src_bytes);
         if (w->tsan_lanes) {
@@ -624,8 +630,8 @@ void emu_cp_async_wait(int newest) {
     }
     l->n_copy -= end;
     l->n_group -= n;
-    for (int i = 0; i < l->n_copy; i++) l->copies[i] = l->copies[end + i];
-    for (int i = 0; i < l->n_group; i++) l->group_end[i] = l->group_end[n + i] - end;
+    for (int i = 0; i < l->n_copy; i++) q->copies[i] = q->copies[end + i];
+    for (int i = 0; i < l->n_group; i++) q->group_end[i] = q->group_end[n + i] - end;
 }
 
 /* --- reports --------------------------------------------------------------------------------------------------------------- */

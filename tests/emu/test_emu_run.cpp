@@ -502,6 +502,38 @@ static void graphs() {
     OK(cudaStreamSynchronize(side));
 }
 
+/* The same by hand on the host, in double. */
+static void host_in_c() {
+    const int dim = 300, steps = 4;
+    cudaStream_t s = new_stream();
+    float *x = device<float>(dim), *w = device<float>(dim), *h = pinned<float>(dim);
+    float *ask = pinned<float>(dim, cudaHostAllocMapped), *answer = pinned<float>(dim, cudaHostAllocMapped);
+    uint32_t *flag = pinned<uint32_t>(2, cudaHostAllocMapped);
+    flag[0] = flag[1] = 0;
+    for (int i = 0; i < dim; i++) h[i] = 1;
+    upload(w, h, dim * 4, s);
+    OK(cudaStreamSynchronize(s));
+    std::vector<double> v;
+    for (int i = 0; i < dim; i++) v.push_back(h[i] = noise(i));
+    upload(x, h, dim * 4, s);
+    OK(cudaStreamSynchronize(s));
+    auto norm = [&] {
+        double q = 0;
+        for (double e : v) q += e * e;
+        for (double &e : v) e /= sqrt(q / dim);
+    };
+    for (int k = 0; k < steps; k++) {
+        norm();
+        for (double &e : v) e = 3 * e + 1;
+        norm();
+    }
+    CHECK(demo_host_steps(x, w, dim, ask, answer, flag, steps) == 0);
+    download(h, x, dim * 4, s);
+    OK(cudaStreamSynchronize(s));
+    CHECK(worst(h, v) < 1e-5);
+}
+
+static void host_in_c_all() { everywhere(host_in_c); }
 static void rmsnorm_all() { everywhere(rmsnorm); }
 static void gemm_all() { everywhere(gemm); }
 static void collectives_all() { everywhere(collectives); }
@@ -529,6 +561,7 @@ static const test_case cases[] = {
     {"host functions", host_functions_all, nullptr},
     {"events", events_all, nullptr},
     {"graphs", graphs_all, nullptr},
+    {"host code in C", host_in_c_all, nullptr},
 };
 
 int main(int argc, char **argv) { return run_cases(cases, sizeof cases / sizeof *cases, argc, argv); }
