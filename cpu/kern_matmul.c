@@ -71,9 +71,9 @@ static void widen(float *dst, int type, const uint8_t *words, int64_t n_block) {
     }
 }
 
-/* round(x / d); the limit matters only where d is subnormal and therefore imprecise. */
+/* round(x / d). The limit matters where d is subnormal and therefore imprecise, and for a NaN, which becomes 127. */
 SIMD_FN vi quantize_lanes(vf x, float d) {
-    return vi_round(vf_max(vf_set1(-127), vf_min(vf_set1(127), vf_div(x, vf_set1(d)))));
+    return vi_round(vf_max(vf_min(vf_div(x, vf_set1(d)), vf_set1(127)), vf_set1(-127)));
 }
 
 /* Magnitudes are compared as integers, so that a NaN is the largest of all and reaches d. */
