@@ -7,7 +7,8 @@
  *   flags.cpp     stream memory operations and the host's side of hand-over flags
  *   graph.cpp     capture and replay
  *   vtime.cpp     machines, the timeline, host clocks, CPU work
- *   runtime.cpp   the API: device, memory and copy calls, launches, faults on demand; environment
+ *   runtime.cpp   environment, faults on demand; memory and copy calls, launches
+ *   device.cpp    properties of the device, texts of errors
  *   blas.cpp      the cuBLAS subset */
 #ifndef EMU_RUNTIME_H
 #define EMU_RUNTIME_H
@@ -241,6 +242,11 @@ double vt_kernel_s(double bytes, double flops, int unit);
 void vt_thread_waits(const op_ref &o);
 
 /* --- runtime.cpp ----------------------------------------------------------------------------------------------------------- */
+
+void first_time();                           /* reads the environment; under the lock */
+#define LOCKED                                                                                                         \
+    std::lock_guard<std::mutex> l(rt().lock);                                                                          \
+    first_time()
 
 /* Start of every API call: takes the lock, counts, charges the clock, fails on demand. */
 struct api {
