@@ -30,6 +30,7 @@ SIMD_FN void dot_words(const int type, const int nc, vi *sum, const uint8_t *w, 
     const struct traits t = traits(type);
 #if defined(LH_ISA_avx2)
     vi part[TILE_COLS];
+    UNROLL for (int c = 0; c < nc; c++) part[c] = vi_zero(); /* never read: the first word of a step replaces it */
     UNROLL for (int k = k0; k < k0 + n; k++) {
         vi v = unpack_word(type, w, table, o, i, k), a = vi_abs8(v);
         int in_step = (k - k0) % t.step;
