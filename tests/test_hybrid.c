@@ -560,6 +560,8 @@ static void an_interrupted_pass_is_taken_back(void **state) {
             int rc = session_eval(s, ids + at, n - at, LOGITS_LAST, &h);
             if (rc && rc != ERR_INTERRUPTED) fail_msg("%s", err_text());
             cuts += rc != 0;
+            /* On a slow machine no pass would ever end in time. */
+            if (rc && session_pos(s) == at) eval(s, ids + at, n - at < 100 ? n - at : 100);
         }
         assert_memory_equal(session_logits(s), want, sizeof want);
     }
