@@ -63,6 +63,35 @@ function(emu_library name)
   endif()
 endfunction()
 
+# --- gpu/ on the emulator ---------------------------------------------------------------------------------------------------
+# Every source of the GPU back end, and tests/test_gpu_*.c against it: test_gpu_X_emu (sm_80), and _emu750, _emu700 where the
+# architecture changes what is tested. Label emu; the label gpu is for tests on a device.
+file(GLOB LH_GPU_SOURCES CONFIGURE_DEPENDS gpu/*.c gpu/*.cu)
+list(FILTER LH_GPU_SOURCES EXCLUDE REGEX "/none\\.c$")
+file(GLOB LH_GPU_TESTS CONFIGURE_DEPENDS tests/test_gpu_*.c)
+foreach(arch 700 750 800)
+  emu_library(lh_gpu_emu_${arch} ARCH ${arch} SOURCES ${LH_GPU_SOURCES})
+  target_link_libraries(lh_gpu_emu_${arch} PUBLIC lh_core)
+  foreach(src IN LISTS LH_GPU_TESTS)
+    get_filename_component(name ${src} NAME_WE)
+    if(arch EQUAL 800)
+      string(APPEND name _emu)
+    elseif(name MATCHES "device") # host code only
+      continue()
+    else()
+      string(APPEND name _emu${arch})
+    endif()
+    add_executable(${name} ${src})
+    target_compile_definitions(${name} PRIVATE LH_GPU=1)
+    target_link_libraries(${name} PRIVATE lh_gpu_emu_${arch} lh_test_support)
+    if(TARGET longhaul)
+      target_link_libraries(${name} PRIVATE longhaul)
+    endif()
+    lh_add_test(${name} ${name})
+    set_property(TEST ${name} APPEND PROPERTY LABELS emu)
+  endforeach()
+endforeach()
+
 # --- the emulator's own tests ---------------------------------------------------------------------------------------------
 find_package(Python3 COMPONENTS Interpreter REQUIRED)
 foreach(arch 700 750 800)

@@ -229,9 +229,10 @@ void lane_main() {
             threadIdx = next->idx;
             continue;
         }
-        w->free_stacks.push_back(l->stack); /* still in use until the switch below, by nobody else */
+        lane *next = pick(w); /* before the stack is free: a new thread must not begin on it */
+        w->free_stacks.push_back(l->stack); /* in use until the switch below, by nobody else */
         l->stack.base = nullptr;
-        switch_to(w, l, pick(w), true);
+        switch_to(w, l, next, true);
     }
 }
 
