@@ -13,20 +13,30 @@ K and V are cache types (f16, q8_0, ...; default f16, V as K). llama-bench reach
 does with --fill prefill too; the default --fill synthetic writes random values into the KV cache instead, which takes
 seconds, and decode reads the same bytes either way. Neither is inside the timed interval. The CSV says which was used.
 
+A prefill of llama.cpp to a depth can take minutes, so at a depth > 0 one of its processes takes all its samples: it is
+stopped (SIGSTOP) when its prefill is done, half of our runs follow, then its samples (the first, which the stop disturbs,
+is left out), then the other half of our runs. Its -fa is chosen at a depth of at most --choose-depth. With --lock FILE an
+exclusive flock of the file is held while something is timed, for machines on which other jobs take it shared.
+
 The CSV gets one row per test as soon as it is done. Exit status: 0 all tests measured, 1 some failed (each failure is
 printed with its command and what the program said), 2 wrong usage.
 """
 import argparse
 import csv
+import contextlib
 import datetime
+import fcntl
 import json
 import os
 import re
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
-from dataclasses import dataclass
+import tempfile
+import threading
+from dataclasses import dataclass, replace
 
 DEFAULT_TESTS = "decode@0,decode@8192,decode@8192:q8_0,prefill512@0,prefill512@8192"
 FLOAT_TYPES = ("f32", "f16", "bf16")
@@ -52,10 +62,10 @@ class Test:
     type_k: str
     type_v: str
 
-    def arguments(self, model, threads):
-        """Options that both programs understand; one sample, JSON."""
+    def arguments(self, model, threads, samples=1):
+        """Options that both programs understand; JSON."""
         return ["-m", model, "-p", str(self.n_prompt), "-n", str(self.n_gen), "-d", str(self.depth), "-t", str(threads),
-                "-ctk", self.type_k, "-ctv", self.type_v, "-r", "1", "-o", "json"]
+                "-ctk", self.type_k, "-ctv", self.type_v, "-r", str(samples), "-o", "json"]
 
     def legal_fa(self):
         """llama.cpp's -fa values that work for these cache types."""
@@ -75,7 +85,7 @@ def parse_test(text):
     return Test(text, 0 if decode else count, count if decode else 0, int(m[3]), type_k, type_v)
 
 
-def parse_result(text, test, threads):
+def parse_result(text, test, threads, n_sample=1):
     """The one result object in a bench program's JSON, checked to be the test that was asked for."""
     try:
         results = json.loads(text)
@@ -90,10 +100,11 @@ def parse_result(text, test, threads):
         if result.get(key) != want:
             raise Failure(f"{key} is {result.get(key)!r}, asked for {want!r}")
     samples = result.get("samples_ts")
-    if not isinstance(samples, list) or len(samples) != 1:
-        raise Failure(f"samples_ts is {samples!r}, not one sample")
-    if not isinstance(samples[0], (int, float)) or not 0 < samples[0] < float("inf"):
-        raise Failure(f"samples_ts has {samples[0]!r}, not a positive rate")
+    if not isinstance(samples, list) or len(samples) != n_sample:
+        raise Failure(f"samples_ts is {samples!r}, not {'one sample' if n_sample == 1 else f'{n_sample} samples'}")
+    for sample in samples:
+        if not isinstance(sample, (int, float)) or not 0 < sample < float("inf"):
+            raise Failure(f"samples_ts has {sample!r}, not a positive rate")
     return result
 
 
@@ -126,14 +137,76 @@ def rate(result):
     return result["samples_ts"][0]
 
 
-def choose_fa(base, test, args):
+@contextlib.contextmanager
+def alone(args):
+    """Holds --lock."""
+    if not args.lock:
+        yield
+        return
+    with open(args.lock, "a", encoding="utf-8") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        yield
+
+
+class DeepRun:
+    """One llama-bench process that takes n_sample samples after a single prefill; halted after the prefill until go()."""
+
+    def __init__(self, command, test, args, n_sample):
+        self.command, self.test, self.args, self.n_sample = command, test, args, n_sample
+        self.out = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")
+        try:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.out, stderr=subprocess.PIPE,
+                                            text=True, errors="replace")
+        except OSError as e:
+            raise Failure(f"{command[0]}: {e.strerror}") from None
+        self.timer = threading.Timer(args.timeout, self.process.kill)
+        self.timer.start()
+        self.said = []
+        for line in self.process.stderr:
+            self.said.append(line)
+            if re.search(rf"(?<!warmup )(prompt|generation) run 1/{n_sample}", line):
+                self.process.send_signal(signal.SIGSTOP)
+                return
+        self.fail("ended before its first sample")
+
+    def fail(self, what):
+        self.close()
+        raise Failure(f"{shlex.join(self.command)}\n  {what}: {''.join(self.said)[-2000:].strip()}")
+
+    def go(self):
+        """Lets it take its samples: the rates but the first, and its result object."""
+        self.process.send_signal(signal.SIGCONT)
+        self.said += self.process.stderr.readlines()
+        if self.process.wait() != 0:
+            self.fail(f"exit status {self.process.returncode}")
+        self.out.seek(0)
+        result = parse_result(self.out.read(), self.test, self.args.threads, self.n_sample)
+        return result["samples_ts"][1:], result
+
+    def close(self):
+        self.timer.cancel()
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.process.stderr.close()
+        self.out.close()
+
+
+def choose_fa(model, test, args):
     """llama.cpp's faster -fa value for this test, and a note about the other one."""
     legal = test.legal_fa()
     if len(legal) == 1:
         return legal[0], "not legal"
-    rates = {fa: rate(measure(base + ["-fa", fa], test, args)) for fa in legal}
+    at = replace(test, depth=min(test.depth, args.choose_depth))
+    base = [args.llama_bench] + at.arguments(model, args.threads)
+    rates = {}
+    with alone(args):
+        for fa in legal:
+            rates[fa] = rate(measure(base + ["-fa", fa], at, args))
     best = max(legal, key=rates.get)
-    return best, "; ".join(f"-fa {fa}: {rates[fa]:.2f} t/s in the pre-run" for fa in legal if fa != best)
+    where = f" at depth {at.depth}" if at.depth != test.depth else ""
+    return best, "; ".join(f"-fa {fa}: {rates[fa]:.2f} t/s in the pre-run{where}, -fa {best}: {rates[best]:.2f}"
+                           for fa in legal if fa != best)
 
 
 def ours_version(program, timeout_s):
@@ -166,15 +239,28 @@ def compare(model, test, args, version):
     ours = [args.ours, "bench"] + test.arguments(model, args.threads)
     if test.depth > 0:
         ours += ["--fill", args.fill]
-    base = [args.llama_bench] + test.arguments(model, args.threads)
-    fa, other = choose_fa(base, test, args)
-    theirs = base + ["-fa", fa]
+    fa, other = choose_fa(model, test, args)
+    n = args.repetitions
     ours_ts, theirs_ts = [], []
-    for i in range(args.repetitions):
-        ours_ts.append(rate(measure(ours, test, args)))
-        result = measure(theirs, test, args)
-        theirs_ts.append(rate(result))
-        progress(f"  {i + 1}/{args.repetitions}: ours {ours_ts[-1]:.2f}, theirs {theirs_ts[-1]:.2f} t/s")
+    if test.depth > 0:
+        theirs = [args.llama_bench] + test.arguments(model, args.threads, n + 1) + ["-fa", fa, "--progress"]
+        run_deep = DeepRun(theirs, test, args, n + 1)
+        try:
+            with alone(args):
+                ours_ts += [rate(measure(ours, test, args)) for _ in range((n + 1) // 2)]
+                theirs_ts, result = run_deep.go()
+                ours_ts += [rate(measure(ours, test, args)) for _ in range(n // 2)]
+        finally:
+            run_deep.close()
+    else:
+        theirs = [args.llama_bench] + test.arguments(model, args.threads) + ["-fa", fa]
+        with alone(args):
+            for i in range(n):
+                ours_ts.append(rate(measure(ours, test, args)))
+                result = measure(theirs, test, args)
+                theirs_ts.append(rate(result))
+    for i in range(n):
+        progress(f"  {i + 1}/{n}: ours {ours_ts[i]:.2f}, theirs {theirs_ts[i]:.2f} t/s")
     return {
         "model": os.path.basename(model), "test": test.name, "n_prompt": test.n_prompt, "n_gen": test.n_gen,
         "depth": test.depth, "type_k": test.type_k, "type_v": test.type_v, "threads": args.threads,
@@ -306,6 +392,20 @@ def self_test_comparison(folder):
         row = list(csv.DictReader(f))[0]
     expect((row["ours_median_ts"], row["ours_max_ts"], row["theirs_setting"], row["ratio"]) ==
            ("20.000", "30.000", "-fa 0", "4.000"), f"row {row}")
+    deep = json.dumps([{**CANNED, "type_k": "q8_0", "type_v": "q8_0", "samples_ts": [1.0, 7.0, 8.0, 9.0]}])
+    args.llama_bench = script("deep", "echo '... warmup generation run' >&2; echo '... depth run 1/4' >&2\n"
+                                      "echo '... generation run 1/4' >&2; sleep 0.3\n"
+                                      f"echo deep >>{log}; echo '{deep}'\n")
+    args.ours = script("ours_deep", f'[ "$1" = --version ] && {{ echo "longhaul 0"; exit; }}\n'
+                                    f"echo ours >>{log}; echo '{json.dumps([CANNED])}'\n")
+    os.remove(log)
+    args.lock = os.path.join(folder, "lock")
+    expect(compare_all(args, [parse_test("decode@8192:q8_0")]) == 0, "comparison at a depth failed")
+    with open(log, encoding="utf-8") as f:
+        expect(f.read().split() == ["ours", "ours", "deep", "ours"], "order of the runs at a depth")
+    with open(output, encoding="utf-8") as f:
+        row = list(csv.DictReader(f))[0]
+    expect((row["theirs_median_ts"], row["theirs_min_ts"], row["ratio"]) == ("8.000", "7.000", "1.562"), f"row {row}")
     args.llama_bench = script("broken", "echo out of paper >&2; exit 3\n")
     expect(compare_all(args, [parse_test("decode@0")]) == 1, "a failing engine gave exit status 0")
 
@@ -337,6 +437,8 @@ def make_parser():
     p.add_argument("-r", "--repetitions", type=int, default=5, metavar="N", help="runs of each engine (default 5)")
     p.add_argument("--tests", default=DEFAULT_TESTS, metavar="LIST", help=f"default {DEFAULT_TESTS}")
     p.add_argument("--fill", choices=("synthetic", "prefill"), default="synthetic", help="how ours reaches a depth")
+    p.add_argument("--choose-depth", type=int, default=2048, metavar="N", help="deepest pre-run for -fa (default 2048)")
+    p.add_argument("--lock", metavar="FILE", help="hold an exclusive flock of this file while timing")
     p.add_argument("--timeout", type=float, default=3600, metavar="S", help="limit for one process (default 3600)")
     p.add_argument("-o", "--output", metavar="FILE.csv")
     p.add_argument("--self-test", action="store_true", help="check the script itself; needs no engine")
