@@ -47,7 +47,7 @@ build() { # build PRESET
     cmake --preset "$1" -DLONGHAUL_WERROR=ON && cmake --build "build/$1" -j "$cores"
 }
 
-step packages .ci/packages
+step packages .ci/packages qemu-user # old CPUs: tests/cli_old_cpu.py
 for p in "${presets[@]}"; do
     if step "build $p" build "$p" >"$results/build.log" 2>&1; then
         grep -E '^(==|-- GPU)' "$results/build.log"

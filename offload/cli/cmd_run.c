@@ -553,8 +553,8 @@ static void print_stats(const struct run *r) {
             (long long)(r->n_prefill + r->n_decode), r->first_token_s * 1e3);
     int64_t pos = session_pos(r->session);
     double bytes = p->weight_bytes_per_tok + p->state_bytes_per_tok + p->kv_bytes_per_position * ((double)pos - 0.5 * (double)r->n_decode);
-    fprintf(stderr, "placement        : weights %s and KV %s on the host, attended by the CPU (%d threads, %s)\n",
-            cli_bytes((double)p->weights_bytes), cli_bytes((double)p->kv_bytes), p->n_thread, isa_name(p->isa));
+    fprintf(stderr, "placement        : weights %s and KV %s on the host, attended by the CPU (%d thread%s, %s)\n",
+            cli_bytes((double)p->weights_bytes), cli_bytes((double)p->kv_bytes), p->n_thread, p->n_thread == 1 ? "" : "s", isa_name(p->isa));
     if (r->n_decode)
         fprintf(stderr, "decode traffic   : %s a token at depth %lld (weights %s) = %.1f GB/s read\n", cli_bytes(bytes), (long long)pos,
                 cli_bytes(p->weight_bytes_per_tok), bytes * tg * 1e-9);
