@@ -5,7 +5,7 @@
 #include "gpu/common.cuh"
 
 enum { PAGE = 256, LANES = 16, BLOCK = 32, MAX_DIM = 256, THREADS = 128, WARPS = THREADS / 32 };
-enum { RUN_1 = 16, RUN_4 = 256, RUNS_4 = RUN_1 + (RUN_4 - RUN_1) / 4 }; /* single pages at the start, then 4, then 16 */
+enum { RUN_1 = ATTN_RUN_1, RUN_4 = ATTN_RUN_4, RUNS_4 = ATTN_RUNS_4 };
 
 static __device__ __forceinline__ int64_t run_first_page(int64_t run, int per_page) {
     if (per_page || run < RUN_1) return run;
@@ -17,11 +17,6 @@ static int64_t run_of_page(int64_t page, int per_page) {
 }
 /* A short window has few pages: each is a run of its own wherever the window is. */
 static int short_window(int64_t window) { return window > 0 && window <= RUN_1 * PAGE; }
-
-int64_t attn_runs_at_most(int64_t n_ctx) {
-    int64_t pages = (n_ctx + PAGE - 1) / PAGE, runs = run_of_page(pages, 0) + 1;
-    return runs > RUN_1 + 2 ? runs : RUN_1 + 2;
-}
 
 static __device__ __forceinline__ unsigned char *kv_head_at(const struct gpu_kv &kv, int64_t page, int head) {
     int64_t slot = kv.ring ? page % kv.n_slot : page;

@@ -4,6 +4,8 @@
 #ifndef LH_GPU_KERNELS_H
 #define LH_GPU_KERNELS_H
 
+#include "gpu/sizes.h"
+
 #include <cuda_runtime.h>
 
 #include <stddef.h>
@@ -51,14 +53,6 @@ cudaError_t expert_sum_launch(float *y, const float *part, const float *weight, 
                               cudaStream_t st);
 
 /* --- matvec.cu ----------------------------------------------------------------------------------------------------------- */
-
-/* 32 activations of a token, quantised by the contract of core/ops.h: x = d * q. 48 bytes: three 16-byte loads. */
-struct gpu_xq {
-    int32_t q[8];   /* 4 signed bytes each */
-    float d;
-    int32_t sum[2]; /* of each half of q */
-    float s;        /* d * (sum[0] + sum[1]) */
-};
 
 enum { MATVEC_COLS = 8 }; /* columns that share one reading of the weights */
 
@@ -109,10 +103,7 @@ struct attn_args_gpu {
     int64_t run_first, n_run;
     unsigned long long *bad; /* becomes the smallest position with a result that is not finite */
 };
-enum { ATTN_TOKENS = 8 };
 cudaError_t attn_decode_launch(const struct attn_args_gpu *a, cudaStream_t st);
-/* Most runs that a query can see in a context of n_ctx. */
-int64_t attn_runs_at_most(int64_t n_ctx);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
 /* none.c: gpu.h for a build without CUDA: there is no card, and whatever would need one says so. Built instead of the other
- * files of gpu/. */
+ * files of gpu/ but sizes.c. */
 #include "core/err.h"
 #include "gpu/gpu.h"
 
@@ -56,7 +56,6 @@ int gpu_event_seconds(double *s, struct gpu_event *from, struct gpu_event *to) {
     return (void)s, (void)from, (void)to, none();
 }
 
-size_t gpu_ops_scratch_bytes(const struct ops_limits *l) { return (void)l, (size_t)0; }
 int gpu_ops_open(struct gpu_ops **out, struct gpu *g, struct gpu_arena *a, struct gpu_stream *s, const struct ops_limits *l) {
     return (void)out, (void)g, (void)a, (void)s, (void)l, none();
 }

@@ -8,10 +8,12 @@
 #include "core/strip.h"
 #include "gpu/impl.h"
 #include "gpu/kernels.h"
+#include "gpu/sizes.h"
 
 #include <stdlib.h>
 
-enum { BAD_PUT, BAD_ATTN, BAD_EXPERT, N_BAD };
+enum { BAD_PUT, BAD_ATTN, BAD_EXPERT, N_BAD = GPU_N_BAD };
+_Static_assert(BAD_EXPERT + 1 == GPU_N_BAD, "");
 
 struct gpu_ops {
     struct ops ops; /* first: a struct ops * given to an operation is the struct gpu_ops * */
@@ -24,35 +26,6 @@ struct gpu_ops {
     unsigned long long *d_bad;  /* [N_BAD] smallest positions of what went wrong */
     unsigned long long *bad;    /* pinned copy */
 };
-
-/* Where each piece of scratch lies; sizes saturate at SIZE_MAX. */
-struct scratch {
-    size_t xq, gate, up, part, bad, bytes;
-};
-
-static size_t take(size_t *at, size_t bytes) {
-    size_t here = *at, end;
-    *at = here == SIZE_MAX || bytes == SIZE_MAX || !size_add(&end, here, bytes) || !size_align_up(&end, end, GPU_ALIGN) ? SIZE_MAX : end;
-    return here;
-}
-
-static int64_t choices(const struct ops_limits *l) {
-    return (int64_t)l->n_tok * (l->n_expert_used > 1 ? l->n_expert_used : 1);
-}
-
-static struct scratch scratch_of(const struct ops_limits *l) {
-    struct scratch s = {0};
-    size_t n = (size_t)choices(l), cols = (size_t)l->cols, moe = l->n_expert > 0;
-    s.xq = take(&s.bytes, size_mul3(n, cols / 32 + 1, sizeof(struct gpu_xq)));
-    s.gate = take(&s.bytes, size_mul3(moe * n, cols, sizeof(float)));
-    s.up = take(&s.bytes, size_mul3(moe * n, cols, sizeof(float)));
-    s.part = take(&s.bytes, size_mul3((size_t)ATTN_TOKENS * (size_t)l->n_head, (size_t)attn_runs_at_most(l->n_ctx),
-                                      ((size_t)l->head_dim + 2) * sizeof(float)));
-    s.bad = take(&s.bytes, N_BAD * sizeof(unsigned long long));
-    return s;
-}
-
-size_t gpu_ops_scratch_bytes(const struct ops_limits *l) { return scratch_of(l).bytes; }
 
 /* 0, or the code of a failed launch. */
 static int launched(struct gpu_ops *o, cudaError_t e, const char *what) {
@@ -321,7 +294,7 @@ int gpu_ops_open(struct gpu_ops **out, struct gpu *g, struct gpu_arena *a, struc
     if (l->head_dim > GPU_MAX_HEAD_DIM)
         return err_set(ERR_UNSUPPORTED, "GPU kernels take heads of at most %d dims, this model has %d", GPU_MAX_HEAD_DIM, l->head_dim);
     if (l->delta.n_value) return op_delta(NULL, NULL);
-    struct scratch at = scratch_of(l);
+    struct gpu_scratch at = gpu_scratch_of(l);
     if (at.bytes == SIZE_MAX) return err_set(ERR_BUDGET, "GPU scratch for %d tokens of %lld overflows", l->n_tok, (long long)l->cols);
     struct gpu_ops *o = calloc(1, sizeof *o);
     if (!o) return err_set(ERR_NOMEM, "gpu: out of host memory");
