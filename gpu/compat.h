@@ -131,10 +131,10 @@ static inline void gpu_host_flag_wait(const uint32_t *flag, uint32_t value) {
 /* What a sub-allocator of one big device allocation tells the emulator, for bounds and poison per piece. */
 #if defined(GPU_EMU)
 #define gpu_piece_add(d_ptr, bytes) emu_piece_add(d_ptr, bytes)
-#define gpu_piece_del(d_ptr) emu_piece_del(d_ptr)
+#define gpu_pieces_del(d_from, bytes) emu_pieces_del(d_from, bytes)
 #else
 #define gpu_piece_add(d_ptr, bytes) ((void)(d_ptr), (void)(bytes))
-#define gpu_piece_del(d_ptr) ((void)(d_ptr))
+#define gpu_pieces_del(d_from, bytes) ((void)(d_from), (void)(bytes))
 #endif
 
 #endif

@@ -57,7 +57,8 @@ void gpu_arena_close(struct gpu_arena *a);
 /* Bytes rounded up to GPU_ALIGN, in order, never moved. ERR_BUDGET: the arena is full. */
 enum { GPU_ALIGN = 256 };
 int gpu_alloc(void **d_p, struct gpu_arena *a, size_t bytes, const char *what);
-/* Forgets everything that was carved after the mark (a value of gpu_arena_used): two phases share an arena. */
+/* Forgets everything that was carved after the mark (a value of gpu_arena_used): two phases share an arena. The device must be
+ * done with it: what is carved next may be used on another stream. */
 void gpu_arena_release(struct gpu_arena *a, size_t mark);
 size_t gpu_arena_used(const struct gpu_arena *a);
 

@@ -41,11 +41,14 @@ int gpu_alloc(void **d_p, struct gpu_arena *a, size_t bytes, const char *what) {
                        a->bytes - a->used, a->bytes);
     *d_p = a->d_base + a->used;
     a->used += need;
+    gpu_piece_add(*d_p, bytes ? bytes : 1);
     return 0;
 }
 
 void gpu_arena_release(struct gpu_arena *a, size_t mark) {
-    if (mark < a->used) a->used = mark;
+    if (mark >= a->used) return;
+    gpu_pieces_del(a->d_base + mark, a->used - mark);
+    a->used = mark;
 }
 
 size_t gpu_arena_used(const struct gpu_arena *a) { return a->used; }

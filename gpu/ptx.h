@@ -17,9 +17,11 @@
 #if defined(GPU_EMU)
 #include <emu_ptx.h>
 #define PTX_SITE , EMU_SITE
+#define PTX_SITE_ALONE EMU_SITE
 #define PTX_MEET(op, args) emu_collective(op, FULL_MASK, (uint64_t)(uintptr_t)&(args), 0, EMU_HERE)
 #else
 #define PTX_SITE
+#define PTX_SITE_ALONE
 __device__ __forceinline__ unsigned ptx_shared(const void *p) {
     return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }
@@ -58,10 +60,10 @@ __device__ __forceinline__ void cp_async_commit() {
 #endif
 }
 /* Waits until all but the newest N committed groups of this thread are done. */
-template <int N> __device__ __forceinline__ void cp_async_wait() {
+template <int N> __device__ __forceinline__ void cp_async_wait(PTX_SITE_ALONE) {
 #if GPU_ARCH >= 800
 #if defined(GPU_EMU)
-    emu_cp_async_wait(N);
+    emu_cp_async_wait(N, EMU_HERE);
 #else
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 #endif

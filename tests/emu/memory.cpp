@@ -177,6 +177,17 @@ void emu_piece_add(const void *d, size_t bytes) {
     if (bytes <= POISON_MAX) raw_fill(r.s_base + off, 0xff, bytes);
 }
 
+/* A piece may be given back only when nothing that is queued works on it. */
+static void check_unused(const char *storage, size_t bytes) {
+    auto inside = [&](const char *p) { return p >= storage && p < storage + bytes; };
+    auto meets = [&](const span &s) { return s.n && s.p < storage + bytes && s.p + s.n > storage; };
+    for (cudaStream_t st : rt().streams)
+        for (auto &o : st->queue)
+            if (!o->done && (meets(o->reads) || meets(o->writes) || std::any_of(o->device.begin(), o->device.end(), inside)))
+                emu_report("device memory at %p is given back while %s, which works on it, has yet to run",
+                           (void *)(rt().d_base + (storage - rt().s_base)), o->name.c_str());
+}
+
 void emu_piece_del(const void *d) {
     runtime &r = rt();
     std::lock_guard<std::mutex> l(r.lock);
@@ -184,9 +195,24 @@ void emu_piece_del(const void *d) {
     auto it = in_device_range(d) ? holder(off) : r.allocs.end();
     auto p = it == r.allocs.end() ? decltype(it->second.pieces.begin()){} : it->second.pieces.find(off);
     if (it == r.allocs.end() || p == it->second.pieces.end()) emu_report("piece at %p does not exist", d);
+    check_unused(r.s_base + off, p->second);
     if (!r.dry && p->second <= POISON_MAX) raw_fill(r.s_base + off, 0xdd, p->second);
     if (asan_on()) __asan_poison_memory_region(r.s_base + off, p->second);
     it->second.pieces.erase(p);
+}
+
+void emu_pieces_del(const void *from, size_t bytes) {
+    std::vector<const char *> gone;
+    {
+        runtime &r = rt();
+        std::lock_guard<std::mutex> l(r.lock);
+        size_t off = (size_t)(static_cast<const char *>(from) - r.d_base);
+        auto it = in_device_range(from) ? holder(off) : r.allocs.end();
+        if (it == r.allocs.end()) return;
+        auto &p = it->second.pieces;
+        for (auto q = p.lower_bound(off); q != p.end() && q->first < off + bytes; ++q) gone.push_back(r.d_base + q->first);
+    }
+    for (const char *p : gone) emu_piece_del(p);
 }
 
 /* --- pinned memory --------------------------------------------------------------------------------------------------------- */
@@ -309,7 +335,10 @@ void *emu_param_pointer(const void *p, const char *kernel, int index, const char
     if (!memory_resolve(p, 0, &kind, &storage))
         emu_report("%s:%d: kernel %s, parameter %d: device pointer %p is in no allocation (freed, or out of bounds)", file, line,
                    kernel, index, p);
-    if (kind == MEM_DEVICE) return storage;
+    if (kind == MEM_DEVICE) {
+        t_params.device.push_back(storage);
+        return storage;
+    }
     uintptr_t base;
     pinned_range *h = pinned_find(p, &base);
     if (!h) emu_report("%s:%d: kernel %s, parameter %d: host pointer %p passed to a kernel", file, line, kernel, index, p);

@@ -35,6 +35,17 @@ static void faults_from_env() {
     }
 }
 
+static void skip_from_env() {
+    const char *v = getenv("EMU_SKIP");
+    if (!v || !*v) return;
+    static std::string file;
+    const char *colon = strrchr(v, ':');
+    rt().simt.skip_line = colon ? atoi(colon + 1) : 0;
+    if (rt().simt.skip_line < 1) emu_report("EMU_SKIP=%s: expected file:line", v);
+    file.assign(v, colon);
+    rt().simt.skip_file = file.c_str();
+}
+
 static void open_device(const emu_machine *given) {
     runtime &r = rt();
     if (given)
@@ -71,6 +82,7 @@ void first_time() {
     r.driver = (int)env_number("EMU_DRIVER", CUDART_VERSION);
     r.hang_s = env_number("EMU_HANG_S", 10);
     faults_from_env();
+    skip_from_env();
     open_device(nullptr);
     if (getenv("EMU_TIMELINE")) atexit([] { emu_timeline_dump(getenv("EMU_TIMELINE")); });
     if (env_number("EMU_LEAKS", 0) != 0)
@@ -459,6 +471,7 @@ cudaError_t emu_launch(const emu::launch_info &l) {
     o->dur = vt_kernel_s(cost.bytes, cost.flops, cost.unit);
     o->gap = r.machine.gap_us * 1e-6;
     o->pinned = used.pinned;
+    o->device = used.device;
     o->mapped = used.mapped;
     r.stats.launches++;
     if (!r.dry) {

@@ -61,6 +61,7 @@ struct op {
     std::function<void()> body;      /* a kernel: inside */
     span reads, writes;              /* of a copy, told to TSan */
     std::vector<span> pinned;        /* pinned memory that it reads */
+    std::vector<const char *> device; /* a kernel's pointers to device memory: the storage */
     bool mapped;                     /* a kernel with memory of two views */
     std::vector<memop> mem;
     bool done, running;
@@ -194,7 +195,7 @@ void memory_check_bounds(const char *after); /* bytes behind each allocation sti
 std::string memory_describe(const void *p);
 
 /* What a launch's parameters refer to, collected by emu_param_* on the calling thread. */
-struct param_use { std::vector<span> pinned; bool mapped; };
+struct param_use { std::vector<span> pinned; std::vector<const char *> device; bool mapped; };
 param_use params_take();
 
 void host_writes_noted(uint64_t seq);        /* the host's writes into mapped memory so far belong to operations from seq on */

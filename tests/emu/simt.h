@@ -21,6 +21,8 @@ struct simt_options {
     int order, workers;
     bool tsan_lanes, tsan_fresh; /* a TSan fiber per lane; new ones for each block */
     bool shuffle_sum;            /* warp_sum, warp_max as five rendezvous */
+    const char *skip_file;       /* end of a path, and a line: the barriers and waits there do nothing */
+    int skip_line;
     uint64_t seed;
 };
 void simt_run(const grid_run &g, const simt_options &o);

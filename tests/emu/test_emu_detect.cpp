@@ -195,7 +195,19 @@ static void bounds_piece() { /* two pieces of one allocation: the emulator knows
     OK(cudaMemsetAsync(d + 128, 0, 512, s));
     emu_piece_del(d);
     CHECK(cudaMemsetAsync(d + 128, 0, 512, s) == cudaErrorInvalidValue);
+    emu_pieces_del(d, 4096);
+    OK(cudaMemsetAsync(d + 1024, 0, 512, s));
+    emu_pieces_del(d + 1000, 4096);
+    CHECK(cudaMemsetAsync(d + 1024, 0, 512, s) == cudaErrorInvalidValue);
     OK(cudaStreamSynchronize(s));
+}
+static void piece_in_use() {
+    emu_set_policy(EMU_LAZY, 1);
+    cudaStream_t s = new_stream();
+    float *d = device<float>(4096);
+    emu_piece_add(d, 1024);
+    OK(cudaMemsetAsync(d, 0, 512, s));
+    emu_pieces_del(d, 4096);
 }
 static void bounds_copy() {
     cudaStream_t s = new_stream();
@@ -529,6 +541,7 @@ static const test_case cases[] = {
     {"bounds: far", bounds_far, OR_ASAN("out of bounds or freed device memory")},
     {"bounds: shared", bounds_shared, OR_ASAN("shared array s was written")},
     {"bounds: pieces", bounds_piece, nullptr},
+    {"piece in use", piece_in_use, "is given back while memset"},
     {"bounds: copies", bounds_copy, nullptr},
     {"host pointer in a kernel", host_pointer, "kernel fill_k, parameter 0: host pointer"},
     {"freed pointer in a kernel", freed_pointer, "is in no allocation"},

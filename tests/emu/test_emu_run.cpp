@@ -189,6 +189,34 @@ static void collectives() {
     }
 }
 
+/* Threads that end while others wait and yet others have not begun: stacks change hands. */
+static __global__ void ends_k(int *y, int n) {
+    int warp = threadIdx.x / 32, v = threadIdx.x, keep[16];
+    for (int i = 0; i < 16; i++) keep[i] = v + i;
+    if (warp >= n) return;
+    for (int i = 0; i < warp % 3; i++) v += __shfl_xor_sync(FULL_MASK, keep[i], 1 + i);
+    if (threadIdx.x % 32 < 9) v += keep[threadIdx.x % 16];
+    else if (threadIdx.x % 32 > 20) v += __shfl_xor_sync(0xffe00000u, keep[3], 0);
+    y[blockIdx.x * 256 + threadIdx.x] = v;
+}
+static void ends() {
+    const int blocks = 40, n = 6;
+    std::vector<int> first;
+    for (uint64_t seed = 1; seed < 20; seed++) {
+        emu_reset(nullptr);
+        emu_set_policy(EMU_EAGER, seed);
+        emu_set_order(seed == 1 ? 0 : 2);
+        cudaStream_t s = new_stream();
+        int *d = device<int>(blocks * 256), *h = pinned<int>(blocks * 256);
+        GPU_COST(1, 1, GPU_UNIT_F32);
+        OK(GPU_LAUNCH(ends_k, dim3(blocks), dim3(256), 0, s, d, n));
+        download(h, d, blocks * 1024, s);
+        OK(cudaStreamSynchronize(s));
+        if (seed == 1) first.assign(h, h + blocks * 256);
+        CHECK(!memcmp(h, first.data(), blocks * 1024));
+    }
+}
+
 /* The last block to finish adds up what all wrote. */
 static __global__ void last_block_k(float *part, unsigned *count, float *sum) {
     SMEM_ARRAY(int, last, [1]);
@@ -551,6 +579,7 @@ static const test_case cases[] = {
     {"mma s8, ldmatrix trans", mma_s8, nullptr},
 #endif
     {"collectives", collectives_all, nullptr},
+    {"early ends", ends, nullptr},
     {"atomics, structures", atomics_all, nullptr},
     {"poison", poison, nullptr},
     {"out of memory", out_of_memory, nullptr},

@@ -10,7 +10,9 @@
  *   random   EMU_WORKERS=n   EMU_MACHINE=name   EMU_VRAM_MIB=n   EMU_PINNED_MIB=n   EMU_FAIL=call:n[,call:n]  EMU_DRY=1
  *   EMU_DEVICES=0|1   EMU_DRIVER=13000   EMU_TIMELINE=file   EMU_TSAN_LANES=0   EMU_TSAN_FRESH=1   EMU_HANG_S=seconds
  *   EMU_LEAKS=1: report what is still open at exit, status 1
- *   EMU_SHUFFLE_SUM=1: warp_sum and warp_max as five real shuffles */
+ *   EMU_SHUFFLE_SUM=1: warp_sum and warp_max as five real shuffles
+ *   EMU_SKIP=file:line: __syncthreads, __syncwarp and waits for asynchronous copies at this line do nothing: a test of the
+ *   tests (mutate.py) */
 #ifndef EMU_H
 #define EMU_H
 
@@ -123,6 +125,7 @@ void emu_flag_store(uint32_t *flag, uint32_t value);
 void emu_flag_wait(const uint32_t *flag, uint32_t value);
 void emu_piece_add(const void *device_pointer, size_t bytes);
 void emu_piece_del(const void *device_pointer);
+void emu_pieces_del(const void *from, size_t bytes); /* all that begin there; none is fine */
 
 #ifdef __cplusplus
 }

@@ -40,7 +40,7 @@ void *emu_smem(const void *key, size_t bytes, size_t align, const char *name);
 void *emu_smem_dyn(void);
 void emu_cp_async(void *dst, const void *src, unsigned bytes, unsigned src_bytes, const char *file, int line);
 void emu_cp_async_commit(void);
-void emu_cp_async_wait(int newest);
+void emu_cp_async_wait(int newest, const char *file, int line);
 void *emu_loadptr(const void *device_pointer);
 [[noreturn]] void emu_trap(const char *file, int line);
 int emu_register_arch(int arch);
