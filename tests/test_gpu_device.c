@@ -11,34 +11,10 @@ int main(void) {
 }
 #else
 
-#include "core/err.h"
 #include "gpu/gpu.h"
-
-#if defined(GPU_EMU)
-#include <emu.h>
-#endif
+#include "tests/gpu_orders.h"
 
 #include <string.h>
-
-static void ok(int rc) {
-    if (rc) fail_msg("%d: %s", rc, err_text());
-}
-
-/* f in every order of lanes and streams. */
-static void in_all_orders(void (*f)(void)) {
-#if defined(GPU_EMU)
-    static const enum emu_policy policies[] = {EMU_EAGER, EMU_LAZY, EMU_RANDOM};
-    for (int i = 0; i < 3; i++) {
-        emu_reset(NULL);
-        emu_set_policy(policies[i], 7);
-        emu_set_order(i);
-        f();
-        if (emu_leaks()) fail_msg("something was left open");
-    }
-#else
-    f();
-#endif
-}
 
 /* --- device and memory ---------------------------------------------------------------------------------------------------- */
 
@@ -182,11 +158,6 @@ static void what_cannot_be_opened_says_why(void **state) {
 }
 #endif
 
-#define ORDERS(f)                                                                                                      \
-    static void f##_in_all_orders(void **state) {                                                                      \
-        (void)state;                                                                                                   \
-        in_all_orders(f);                                                                                              \
-    }
 ORDERS(devices)
 ORDERS(streams)
 
