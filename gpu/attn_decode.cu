@@ -290,7 +290,7 @@ template <int TK, int TV> static __global__ void __launch_bounds__(THREADS) attn
         for (int j = 0; j < 2; j++) {
             const int b = warp + j * WARPS, width = kv.dim_v - b * BLOCK > 16 ? 32 : 16;
             if (b * BLOCK >= kv.dim_v || lane >= width) continue;
-#pragma unroll 4
+#pragma unroll 2
             for (int x = from; x < to; x++) {
                 float v = value_at<TV>(at + kv.v_off, at + kv.vs_off, b, width, r0 + x, lane);
 #pragma unroll
