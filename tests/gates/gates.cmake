@@ -5,7 +5,7 @@ set(LONGHAUL_GATE_ARCHS ci CACHE STRING "Chips of the compile gate: ci (75, 80, 
 function(lh_add_gate mode)
   lh_add_test(gate_${mode} ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/gates/gates.py ${mode} ${PROJECT_SOURCE_DIR}
               ${PROJECT_BINARY_DIR}/gates ${ARGN})
-  set_tests_properties(gate_${mode} PROPERTIES LABELS slow RESOURCE_LOCK lh_gates)
+  set_tests_properties(gate_${mode} PROPERTIES LABELS slow RESOURCE_LOCK lh_gates TIMEOUT 1800)
 endfunction()
 lh_add_gate(host --cc ${CMAKE_C_COMPILER})
 lh_add_gate(kernels --archs ${LONGHAUL_GATE_ARCHS})
