@@ -96,7 +96,7 @@ int gpu_event_seconds(double *s, struct gpu_event *from, struct gpu_event *to);
 /* The table of core/ops.h: each operation is enqueued on the stream and returns. Pointers are device addresses, except host
  * arrays that core/ops.h names, which may change as soon as the call has returned. `kv` is a host record whose layers'
  * bases are device addresses. Scratch comes from the arena: gpu_ops_scratch_bytes for these limits.
- * ERR_UNSUPPORTED: heads wider than GPU_MAX_HEAD_DIM, or Gated DeltaNet layers (no kernels yet). */
+ * ERR_UNSUPPORTED: heads wider than GPU_MAX_HEAD_DIM. */
 enum { GPU_MAX_HEAD_DIM = 256 };
 size_t gpu_ops_scratch_bytes(const struct ops_limits *l);
 int gpu_ops_open(struct gpu_ops **out, struct gpu *g, struct gpu_arena *a, struct gpu_stream *s, const struct ops_limits *l);

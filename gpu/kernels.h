@@ -105,6 +105,19 @@ struct attn_args_gpu {
 };
 cudaError_t attn_decode_launch(const struct attn_args_gpu *a, cudaStream_t st);
 
+/* --- delta.cu ------------------------------------------------------------------------------------------------------------ */
+
+/* struct delta_args of core/ops.h. */
+struct delta_args_gpu {
+    float *y, *u;
+    const float *z, *b, *a, *conv, *dt, *rate, *norm;
+    float *last, *s;
+    int n_key, n_value, dim, tiled, n_tok; /* n_tok >= 1; dim: a multiple of 16, at most 256 */
+    float eps;
+};
+/* work: delta_work_bytes (gpu/sizes.h) */
+cudaError_t delta_launch(const struct delta_args_gpu *a, void *work, cudaStream_t st);
+
 #ifdef __cplusplus
 }
 #endif

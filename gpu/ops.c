@@ -12,6 +12,7 @@
 
 #include <stdlib.h>
 
+enum { MAX_DELTA_HEADS = 65535 }; /* blocks of a grid in y */
 enum { BAD_PUT, BAD_ATTN, BAD_EXPERT, N_BAD = GPU_N_BAD };
 _Static_assert(BAD_EXPERT + 1 == GPU_N_BAD, "");
 
@@ -23,6 +24,7 @@ struct gpu_ops {
     struct gpu_xq *d_xq;        /* [n_choice, cols / 32] quantised inputs */
     float *d_gate, *d_up;       /* [n_choice, cols] of experts; up takes the output of down as well */
     float *d_part;              /* attention: [ATTN_TOKENS * n_head, runs, head_dim + 2] */
+    void *d_delta;              /* Gated DeltaNet layers in chunks */
     unsigned long long *d_bad;  /* [N_BAD] smallest positions of what went wrong */
     unsigned long long *bad;    /* pinned copy */
 };
@@ -275,8 +277,26 @@ static int op_attn(struct ops *ops, const struct attn_args *a) {
 }
 
 static int op_delta(struct ops *ops, const struct delta_args *a) {
-    (void)ops, (void)a;
-    return err_set(ERR_UNSUPPORTED, "Gated DeltaNet layers have no GPU kernels yet; run on the CPU with -dev none");
+    struct gpu_ops *o = (struct gpu_ops *)ops;
+    const struct delta_shape *s = &a->shape, *l = &o->limits.delta;
+    int rc = usable(o);
+    if (rc) return rc;
+    if (a->n_tok < 1 || a->n_tok > o->limits.n_tok || s->dim != l->dim || s->n_conv != DELTA_CONV || s->n_key < 1 ||
+        s->n_key > l->n_key || s->n_value < s->n_key || s->n_value > l->n_value || s->n_value % s->n_key)
+        return err_set(ERR_ARG, "delta: %d tokens, %d key and %d value heads of %d (opened for %d tokens, %d and %d heads of %d)",
+                       a->n_tok, s->n_key, s->n_value, s->dim, o->limits.n_tok, l->n_key, l->n_value, l->dim);
+    struct delta_args_gpu g = {.y = a->y, .u = a->u, .z = a->z, .b = a->b, .a = a->a, .conv = a->conv, .dt = a->dt, .rate = a->rate,
+                               .norm = a->norm, .last = a->last, .s = a->s, .n_key = s->n_key, .n_value = s->n_value, .dim = s->dim,
+                               .tiled = s->tiled, .n_tok = a->n_tok, .eps = a->eps};
+    return launched(o, delta_launch(&g, o->d_delta, o->stream->s), "delta");
+}
+
+static int check_delta(const struct delta_shape *s) {
+    if (!s->n_value || (s->dim >= 16 && s->dim % 16 == 0 && s->dim <= DELTA_MAX_DIM && s->n_value <= MAX_DELTA_HEADS && s->n_key >= 1 &&
+                        s->n_key <= s->n_value))
+        return 0;
+    return err_set(ERR_ARG, "delta: %d key and %d value heads of %d (at most %d heads, of a multiple of 16 up to %d)", s->n_key,
+                   s->n_value, s->dim, MAX_DELTA_HEADS, DELTA_MAX_DIM);
 }
 
 /* --- open and close ------------------------------------------------------------------------------------------------------ */
@@ -293,7 +313,7 @@ static int reset_bad(struct gpu_ops *o) { return gpu_fill(o->stream, o->d_bad, 0
 int gpu_ops_open(struct gpu_ops **out, struct gpu *g, struct gpu_arena *a, struct gpu_stream *s, const struct ops_limits *l) {
     if (l->head_dim > GPU_MAX_HEAD_DIM)
         return err_set(ERR_UNSUPPORTED, "GPU kernels take heads of at most %d dims, this model has %d", GPU_MAX_HEAD_DIM, l->head_dim);
-    if (l->delta.n_value) return op_delta(NULL, NULL);
+    if (check_delta(&l->delta)) return ERR_ARG;
     struct gpu_scratch at = gpu_scratch_of(l);
     if (at.bytes == SIZE_MAX) return err_set(ERR_BUDGET, "GPU scratch for %d tokens of %lld overflows", l->n_tok, (long long)l->cols);
     struct gpu_ops *o = calloc(1, sizeof *o);
@@ -309,6 +329,7 @@ int gpu_ops_open(struct gpu_ops **out, struct gpu *g, struct gpu_arena *a, struc
         o->d_gate = (float *)(void *)(p + at.gate);
         o->d_up = (float *)(void *)(p + at.up);
         o->d_part = (float *)(void *)(p + at.part);
+        o->d_delta = p + at.delta;
         o->d_bad = (unsigned long long *)(void *)(p + at.bad);
         rc = reset_bad(o);
     }

@@ -21,6 +21,15 @@ static size_t take(size_t *at, size_t bytes) {
     return here;
 }
 
+size_t delta_work_bytes(const struct ops_limits *l) {
+    int64_t n_tok = l->n_tok < DELTA_GROUP ? l->n_tok : DELTA_GROUP;
+    if (!l->delta.n_value || n_tok < DELTA_CHUNK) return 0;
+    size_t chunks = (size_t)(n_tok + DELTA_CHUNK - 1) / DELTA_CHUNK, sum;
+    size_t work = size_mul3(chunks, (size_t)l->delta.n_value, sizeof(struct delta_work));
+    size_t before = size_mul3(chunks * (DELTA_CONV - 1), (size_t)delta_conv_dim(&l->delta), sizeof(float));
+    return work == SIZE_MAX || before == SIZE_MAX || !size_add(&sum, work, before) ? SIZE_MAX : sum;
+}
+
 static int64_t choices(const struct ops_limits *l) {
     return (int64_t)l->n_tok * (l->n_expert_used > 1 ? l->n_expert_used : 1);
 }
@@ -33,6 +42,7 @@ struct gpu_scratch gpu_scratch_of(const struct ops_limits *l) {
     s.up = take(&s.bytes, size_mul3(moe * n, cols, sizeof(float)));
     s.part = take(&s.bytes, size_mul3((size_t)ATTN_TOKENS * (size_t)l->n_head, (size_t)attn_runs_at_most(l->n_ctx),
                                       ((size_t)l->head_dim + 2) * sizeof(float)));
+    s.delta = take(&s.bytes, delta_work_bytes(l));
     s.bad = take(&s.bytes, GPU_N_BAD * sizeof(unsigned long long));
     return s;
 }
