@@ -118,7 +118,7 @@ enum { STEP_ROWS = 4, STEP_WARPS = 4, STEP_BLOCK = STEP_ROWS * STEP_WARPS };
 /* STEP_ROWS rows of S^T of a value head per warp, PER pieces of 16 bytes of each row per lane, in registers from the first
  * token to the last. Both products with S come before its update: o = decay S^T q + e (k.q). No shared memory. Bound by reading
  * and writing S once, 8 n_value dim^2 bytes, whatever n is up to 8 or so. */
-template <int PER> static __global__ void __launch_bounds__(32 * STEP_WARPS) delta_steps_k(struct delta_args_gpu a, int n) {
+template <int PER> static __global__ void __launch_bounds__(32 * STEP_WARPS, 4) delta_steps_k(struct delta_args_gpu a, int n) {
     const int head = blockIdx.y, lane = threadIdx.x % 32, row = (int)(blockIdx.x * STEP_WARPS + threadIdx.x / 32) * STEP_ROWS;
     const int64_t n_ch = channels(a);
     const float *q = q_of(a, head) + 4 * lane, *k = q + (int64_t)a.n_key * a.dim, *v = v_of(a, head) + row;
@@ -304,9 +304,10 @@ template <int NR> static __device__ __forceinline__ int place_of(int r) { return
  *   R = v - decay S^T k;  D = T R;  o = decay S^T q + P D;  S = decay_end S + sum of rest k D^T
  * 256 threads; rows of k, q, T and P serve the 8 threads of a ti alone, so they come from global memory. In the last step a
  * thread owns 4 x 4 elements of S. 8 NR (dim + 4) + 64 (8 NR + 4) floats of shared memory. Bound by arithmetic:
- * 64 * 8 NR * (3 dim + 96) multiplications per chunk. */
+ * 64 * 8 NR * (3 dim + 96) multiplications per chunk. Three blocks to a multiprocessor hide each other's loads; the compiler for
+ * sm_70 needs more registers than that leaves. */
 template <int NR, int DIM>
-static __global__ void __launch_bounds__(CHUNK_THREADS, 3) delta_walk_k(struct delta_args_gpu a, const struct delta_work *work, int n) {
+static __global__ void __launch_bounds__(CHUNK_THREADS, GPU_ARCH == 700 ? 2 : 3) delta_walk_k(struct delta_args_gpu a, const struct delta_work *work, int n) {
     enum { ROWS = 8 * NR, LD_S = DIM + 4, LD_D = ROWS + 4 };
     SMEM_ARRAY(float, s, [ROWS * LD_S]);
     SMEM_ARRAY(float, d, [CHUNK * LD_D]); /* R, then D, then rest D */
@@ -325,7 +326,7 @@ static __global__ void __launch_bounds__(CHUNK_THREADS, 3) delta_walk_k(struct d
     for (int t0 = 0; t0 < n; t0 += CHUNK, w += a.n_value) {
         float out[2][NR] = {}, x[2][NR] = {};
         const int64_t at0 = min(t0 + me.ti, n - 1) * n_ch, at1 = min(t0 + me.ti + 32, n - 1) * n_ch;
-#pragma unroll 1 /* 80 registers leave room for 3 blocks, which hide the loads */
+#pragma unroll 1 /* registers */
         for (int c = 0; c < a.dim; c += 4) {
             float4 k0 = load4(k + at0 + c), k1 = load4(k + at1 + c), q0 = load4(q + at0 + c), q1 = load4(q + at1 + c);
 #pragma unroll
