@@ -15,8 +15,8 @@ seconds, and decode reads the same bytes either way. Neither is inside the timed
 
 A prefill of llama.cpp to a depth can take minutes, so at a depth > 0 one of its processes takes all its samples: it is
 stopped (SIGSTOP) when its prefill is done, half of our runs follow, then its samples (the first, which the stop disturbs,
-is left out), then the other half of our runs. Its -fa is chosen at a depth of at most --choose-depth. With --lock FILE an
-exclusive flock of the file is held while something is timed, for machines on which other jobs take it shared.
+is left out), then the other half of our runs. Where both values of -fa are legal this is done with both. With --lock FILE
+an exclusive flock of the file is held while something is timed, for machines on which other jobs take it shared.
 
 The CSV gets one row per test as soon as it is done. Exit status: 0 all tests measured, 1 some failed (each failure is
 printed with its command and what the program said), 2 wrong usage.
@@ -36,7 +36,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 DEFAULT_TESTS = "decode@0,decode@8192,decode@8192:q8_0,prefill512@0,prefill512@8192"
 FLOAT_TYPES = ("f32", "f16", "bf16")
@@ -192,21 +192,40 @@ class DeepRun:
         self.out.close()
 
 
-def choose_fa(model, test, args):
+def choose_fa(base, test, args):
     """llama.cpp's faster -fa value for this test, and a note about the other one."""
     legal = test.legal_fa()
     if len(legal) == 1:
         return legal[0], "not legal"
-    at = replace(test, depth=min(test.depth, args.choose_depth))
-    base = [args.llama_bench] + at.arguments(model, args.threads)
-    rates = {}
     with alone(args):
-        for fa in legal:
-            rates[fa] = rate(measure(base + ["-fa", fa], at, args))
+        rates = {fa: rate(measure(base + ["-fa", fa], test, args)) for fa in legal}
     best = max(legal, key=rates.get)
-    where = f" at depth {at.depth}" if at.depth != test.depth else ""
-    return best, "; ".join(f"-fa {fa}: {rates[fa]:.2f} t/s in the pre-run{where}, -fa {best}: {rates[best]:.2f}"
-                           for fa in legal if fa != best)
+    return best, "; ".join(f"-fa {fa}: {rates[fa]:.2f} t/s in the pre-run" for fa in legal if fa != best)
+
+
+def in_turn(ours, theirs, test, args):
+    """Runs of both, one after the other: our rates, theirs, their last result."""
+    ours_ts, theirs_ts = [], []
+    with alone(args):
+        for _ in range(args.repetitions):
+            ours_ts.append(rate(measure(ours, test, args)))
+            result = measure(theirs, test, args)
+            theirs_ts.append(rate(result))
+    return ours_ts, theirs_ts, result
+
+
+def around(ours, theirs, test, args):
+    """The same at a depth: half of our runs, all of theirs, the other half."""
+    n = args.repetitions
+    deep = DeepRun(theirs, test, args, n + 1)
+    try:
+        with alone(args):
+            ours_ts = [rate(measure(ours, test, args)) for _ in range((n + 1) // 2)]
+            theirs_ts, result = deep.go()
+            ours_ts += [rate(measure(ours, test, args)) for _ in range(n // 2)]
+    finally:
+        deep.close()
+    return ours_ts, theirs_ts, result
 
 
 def ours_version(program, timeout_s):
@@ -239,26 +258,19 @@ def compare(model, test, args, version):
     ours = [args.ours, "bench"] + test.arguments(model, args.threads)
     if test.depth > 0:
         ours += ["--fill", args.fill]
-    fa, other = choose_fa(model, test, args)
     n = args.repetitions
-    ours_ts, theirs_ts = [], []
+    base = [args.llama_bench] + test.arguments(model, args.threads, n + 1 if test.depth > 0 else 1)
     if test.depth > 0:
-        theirs = [args.llama_bench] + test.arguments(model, args.threads, n + 1) + ["-fa", fa, "--progress"]
-        run_deep = DeepRun(theirs, test, args, n + 1)
-        try:
-            with alone(args):
-                ours_ts += [rate(measure(ours, test, args)) for _ in range((n + 1) // 2)]
-                theirs_ts, result = run_deep.go()
-                ours_ts += [rate(measure(ours, test, args)) for _ in range(n // 2)]
-        finally:
-            run_deep.close()
+        runs = {fa: around(ours, base + ["-fa", fa, "--progress"], test, args) for fa in test.legal_fa()}
+        fa = max(runs, key=lambda value: statistics.median(runs[value][1]))
+        other = "; ".join(f"-fa {value}: {statistics.median(runs[value][1]):.2f} t/s, ours then {statistics.median(runs[value][0]):.2f}"
+                          for value in runs if value != fa) or "not legal"
+        theirs = base + ["-fa", fa, "--progress"]
+        ours_ts, theirs_ts, result = runs[fa]
     else:
-        theirs = [args.llama_bench] + test.arguments(model, args.threads) + ["-fa", fa]
-        with alone(args):
-            for i in range(n):
-                ours_ts.append(rate(measure(ours, test, args)))
-                result = measure(theirs, test, args)
-                theirs_ts.append(rate(result))
+        fa, other = choose_fa(base, test, args)
+        theirs = base + ["-fa", fa]
+        ours_ts, theirs_ts, result = in_turn(ours, theirs, test, args)
     for i in range(n):
         progress(f"  {i + 1}/{n}: ours {ours_ts[i]:.2f}, theirs {theirs_ts[i]:.2f} t/s")
     return {
@@ -437,7 +449,6 @@ def make_parser():
     p.add_argument("-r", "--repetitions", type=int, default=5, metavar="N", help="runs of each engine (default 5)")
     p.add_argument("--tests", default=DEFAULT_TESTS, metavar="LIST", help=f"default {DEFAULT_TESTS}")
     p.add_argument("--fill", choices=("synthetic", "prefill"), default="synthetic", help="how ours reaches a depth")
-    p.add_argument("--choose-depth", type=int, default=2048, metavar="N", help="deepest pre-run for -fa (default 2048)")
     p.add_argument("--lock", metavar="FILE", help="hold an exclusive flock of this file while timing")
     p.add_argument("--timeout", type=float, default=3600, metavar="S", help="limit for one process (default 3600)")
     p.add_argument("-o", "--output", metavar="FILE.csv")
