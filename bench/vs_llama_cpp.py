@@ -156,7 +156,7 @@ class DeepRun:
         self.out = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")
         try:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.out, stderr=subprocess.PIPE,
-                                            text=True, errors="replace")
+                                            text=True, errors="replace", start_new_session=True)
         except OSError as e:
             raise Failure(f"{command[0]}: {e.strerror}") from None
         self.timer = threading.Timer(args.timeout, self.process.kill)
@@ -175,6 +175,9 @@ class DeepRun:
 
     def go(self):
         """Lets it take its samples: the rates but the first, and its result object."""
+        with open(f"/proc/{self.process.pid}/stat", encoding="utf-8") as f:
+            if f.read().rpartition(")")[2].split()[0] != "T":
+                self.fail("did not stay stopped after its prefill")
         self.process.send_signal(signal.SIGCONT)
         self.said += self.process.stderr.readlines()
         if self.process.wait() != 0:
