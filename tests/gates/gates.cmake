@@ -10,3 +10,10 @@ endfunction()
 lh_add_gate(host --cc ${CMAKE_C_COMPILER})
 lh_add_gate(kernels --archs ${LONGHAUL_GATE_ARCHS})
 lh_add_gate(sm70)
+# A build without CUDA: the same program must link and start with the real back end in the place of none.c.
+if(TARGET longhaul_cli AND NOT LH_GPU_BUILT AND NOT LONGHAUL_SANITIZE)
+  string(REPLACE ";" "\n" lh_gate_libraries "${PCRE2_LINK_LIBRARIES};${JANSSON_LINK_LIBRARIES};${HWLOC_LINK_LIBRARIES}")
+  file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/gates/program.rsp CONTENT "$<JOIN:$<TARGET_OBJECTS:longhaul_cli>,\n>
+$<TARGET_FILE:longhaul>\n$<TARGET_FILE:lh_cpu>\n$<TARGET_FILE:lh_core>\n${lh_gate_libraries}\n")
+  lh_add_gate(program --cc ${CMAKE_C_COMPILER} --files @${PROJECT_BINARY_DIR}/gates/program.rsp)
+endif()

@@ -6,8 +6,8 @@ it is indexed at run time, fails unless EXEMPT says why it may.
   gates.py kernels SOURCE WORK [--archs ci|full|75,80]   nvcc; what it cannot build for is named
   gates.py sm70 SOURCE WORK                              clang in CUDA mode makes PTX, ptxas 12.8 the code: CUDA 13 has no sm_70
   gates.py host SOURCE WORK [--cc CC]                    gpu/*.c as C11 against the real headers
-  gates.py program SOURCE WORK [--cc CC] -- FILE...      the program with the real back end: FILEs are its objects and
-                                                         libraries without gpu/; there is no card here, or it is not used
+  gates.py program SOURCE WORK [--cc CC] --files @FILE   links and starts the program with the real back end; FILE lists its
+                                                         objects and libraries without gpu/
   gates.py table SOURCE WORK [--out CSV]                 all of the full list and sm_70 as a table
 
 WORK keeps objects and findings by a hash of all that goes in, so that only what changed is compiled. Toolkits: CUDA_HOME,
@@ -324,7 +324,8 @@ def run_program(a):
     compile_all(compiler, a.work, [(src, arch) for src in sources(a.source)])
     kernels = [next(a.work.glob(f"{src.stem}.nvcc.sm_{arch}.*.o")) for src in sources(a.source)]
     program, lib = a.work / "longhaul", cuda / "lib64"
-    rc, said = output_of([a.cc, "-o", program, *host_objects(a, cuda, a.work / "host"), *kernels, *a.files, "-L", lib,
+    rc, said = output_of([a.cc, "-o", program, "-Wl,--start-group", *a.files, *host_objects(a, cuda, a.work / "host"), *kernels,
+                          "-Wl,--end-group", "-L", lib,
                           f"-Wl,-rpath,{lib}", "-Wl,--allow-shlib-undefined", "-lcublas", "-lcudart_static", "-lstdc++", "-pthread",
                           "-ldl", "-lrt", "-lm"])
     if rc:
@@ -371,7 +372,7 @@ def main():
     p.add_argument("--archs", default="ci")
     p.add_argument("--cc", default="cc")
     p.add_argument("--out", type=pathlib.Path)
-    p.add_argument("files", nargs="*")
+    p.add_argument("--files", nargs="*", default=[])
     a = p.parse_args()
     try:
         a.work.mkdir(parents=True, exist_ok=True)
