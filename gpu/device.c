@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { GPU_MIN_SM = 70 };
+
 bool gpu_built(void) { return true; }
 
 /* Errors after which the context answers every call with the same error. */
@@ -75,10 +77,34 @@ out:
     return rc;
 }
 
-int gpu_open(struct gpu **out, int index) {
+static int check_index(int index) {
     int n, rc = gpu_count(&n);
     if (rc) return rc;
     if (index < 0 || index >= n) return err_set(ERR_ARG, "GPU %d: there are %d", index, n);
+    return 0;
+}
+
+int gpu_look(struct gpu_info *out, int index) {
+    struct gpu g = {.index = index};
+    int rc = check_index(index);
+    if (!rc) rc = read_info(&g);
+    if (!rc) *out = g.info;
+    return rc;
+}
+
+static int not_built_for(const struct gpu *g) {
+    int sm = g->info.sm;
+    if (sm < GPU_MIN_SM)
+        return err_set(ERR_DEVICE, "GPU %d (%s) is of architecture sm_%d, the kernels need sm_%d or newer; -dev none runs on the CPU",
+                       g->index, g->info.name, sm, GPU_MIN_SM);
+    return err_set(ERR_DEVICE, "GPU %d (%s) is of architecture sm_%d, which this program was not built for; build it with"
+                   " -DLONGHAUL_CUDA=ON -DLONGHAUL_CUDA_ARCHS=%d%s, or run on the CPU with -dev none", g->index, g->info.name, sm,
+                   sm, sm < 75 ? " and CUDA 11.8 to 12.9" : "");
+}
+
+int gpu_open(struct gpu **out, int index) {
+    int rc = check_index(index);
+    if (rc) return rc;
     struct gpu *g = calloc(1, sizeof *g);
     if (!g) return err_set(ERR_NOMEM, "GPU %d: out of memory", index);
     g->index = index;
@@ -88,9 +114,7 @@ int gpu_open(struct gpu **out, int index) {
     cudaError_t e = kernels_loadable();
     if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction) {
         (void)cudaGetLastError();
-        rc = err_set(ERR_DEVICE, "GPU %d (%s) is of architecture sm_%d, which this program was not built for; build it with"
-                     " -DCMAKE_CUDA_ARCHITECTURES=%d, or run on the CPU with -dev none", index, g->info.name, g->info.sm,
-                     g->info.sm);
+        rc = not_built_for(g);
     } else if (e != cudaSuccess) {
         rc = gpu_failed(g, e, "loading the kernels", 0);
     }

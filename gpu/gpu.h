@@ -42,6 +42,9 @@ bool gpu_built(void);
  * not work with this program (too old: says which version is needed, and that -dev none runs on the CPU). */
 int gpu_count(int *n);
 
+/* What a card is, without opening it: no context, no device memory taken. ERR_ARG: no such card. */
+int gpu_look(struct gpu_info *out, int index);
+
 /* ERR_DEVICE: as above, or a chip that the kernels were not built for (says which architecture is missing). */
 int gpu_open(struct gpu **out, int index);
 void gpu_close(struct gpu *g);

@@ -9,6 +9,7 @@ static int none(void) {
 
 bool gpu_built(void) { return false; }
 int gpu_count(int *n) { return *n = 0; }
+int gpu_look(struct gpu_info *out, int index) { return (void)out, (void)index, none(); }
 int gpu_open(struct gpu **out, int index) { return (void)out, (void)index, none(); }
 void gpu_close(struct gpu *g) { (void)g; }
 const struct gpu_info *gpu_info(const struct gpu *g) {

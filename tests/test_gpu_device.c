@@ -26,6 +26,10 @@ static void devices(void) {
     assert_int_equal(gpu_open(&g, n), ERR_ARG);
     ok(gpu_open(&g, 0));
     const struct gpu_info *i = gpu_info(g);
+    struct gpu_info seen;
+    ok(gpu_look(&seen, 0));
+    assert_memory_equal(&seen, i, sizeof seen);
+    assert_int_equal(gpu_look(&seen, n), ERR_ARG);
     assert_true(i->name[0] && i->pci[0] && i->sm >= 60 && i->n_sm > 0 && i->copy_engines > 0 && i->vram_bytes > 0);
     size_t before, after;
     ok(gpu_mem_free(g, &before));
@@ -154,6 +158,21 @@ static void what_cannot_be_opened_says_why(void **state) {
     emu_fail("cudaFuncGetAttributes", 1, 209, 0); /* cudaErrorNoKernelImageForDevice */
     assert_int_equal(gpu_open(&g, 0), ERR_DEVICE);
     assert_non_null(strstr(err_text(), "was not built for"));
+    assert_non_null(strstr(err_text(), "-DLONGHAUL_CUDA_ARCHS="));
+    assert_non_null(strstr(err_text(), "-dev none"));
+    struct emu_machine m;
+    assert_int_equal(emu_machine_get(&m, "emu"), 0);
+    static const struct {
+        int sm;
+        const char *says;
+    } chips[] = {{61, "sm_61, the kernels need sm_70 or newer"}, {70, "-DLONGHAUL_CUDA_ARCHS=70 and CUDA 11.8 to 12.9,"}, {103, "-DLONGHAUL_CUDA_ARCHS=103,"}};
+    for (int i = 0; i < 3; i++) {
+        m.sm = chips[i].sm;
+        emu_reset(&m);
+        emu_fail("cudaFuncGetAttributes", 1, 209, 0);
+        assert_int_equal(gpu_open(&g, 0), ERR_DEVICE);
+        assert_non_null(strstr(err_text(), chips[i].says));
+    }
     emu_reset(NULL);
 }
 #endif

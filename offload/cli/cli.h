@@ -24,6 +24,7 @@ COMMAND_LIST(X)
 #undef X
 
 /* Options of every command that runs or plans a model. Fill with cli_defaults, parse with CLI_MODEL_OPTS in the table. */
+enum { CLI_DEV_AUTO = -2, CLI_DEV_NONE = -1 };
 struct cli_opts {
     const char *model;
     int64_t ctx;          /* -c; 0: the model's */
@@ -36,6 +37,7 @@ struct cli_opts {
     bool strict, json, dry_run, quiet;
     int64_t ngl;
     bool ngl_seen;
+    int dev;              /* CLI_DEV_AUTO: any card, CLI_DEV_NONE: the CPU, else a card's number */
     int flash;            /* index into "auto,on,off" */
     struct rope_user rope;
 };
@@ -61,7 +63,7 @@ int cli_rope_scaling(const char *option, const char *value, void *dst);
     {.names = "--kernels", .type = OPT_STRING, .dst = &(o).kernels, .metavar = "SET", .help = "auto, generic, avx2, avx512", .rare = true}, \
     {.names = "-fa,--flash-attn", .type = OPT_ENUM, .dst = &(o).flash, .metavar = "on|off|auto", .choices = "auto,on,off", .help = "attention is always fused here; off is refused", .rare = true}, \
     {.names = "-ngl,--gpu-layers,--n-gpu-layers", .type = OPT_CALL, .dst = &(o), .metavar = "N", .call = cli_ngl, .help = "layers in VRAM: 0, auto; others need a GPU build", .rare = true}, \
-    {.names = "-dev,--device", .type = OPT_CALL, .dst = &(o), .metavar = "none", .call = cli_device, .help = "device; this build knows 'none' (CPU)", .rare = true}, \
+    {.names = "-dev,--device", .type = OPT_CALL, .dst = &(o), .metavar = "none|0", .call = cli_device, .help = "card to use, or none: the CPU", .rare = true}, \
     {.names = "Rotary positions", .type = OPT_GROUP, .rare = true},                                                    \
     {.names = "--rope-scaling", .type = OPT_CALL, .dst = &(o).rope, .metavar = "none|linear|yarn", .call = cli_rope_scaling, .help = "context extension method", .rare = true}, \
     {.names = "--rope-scale", .type = OPT_DOUBLE, .dst = &(o).rope.factor, .metavar = "F", .min = 1, .max = 1e6, .help = "extension factor", .rare = true}, \
@@ -86,6 +88,12 @@ int cli_request(struct plan_request *r, const struct cli_opts *o, const struct e
 /* The memory table. */
 void cli_print_plan(FILE *to, const struct plan *p, const struct model *m);
 json_t *cli_plan_json(const struct plan *p);
+/* "none in this build", "no GPU found", the cards by number, or why there is none that works. `opened`: each card is opened and
+ * closed again, which takes a moment and tells whether this build has kernels for it. */
+enum cli_gpu_look { CLI_GPU_SEEN, CLI_GPU_OPENED };
+void cli_gpu_line(char *out, size_t bytes, enum cli_gpu_look look);
+/* A card that is there and not used is named; ERR_DEVICE: a driver that does not work, unless -dev none was given. */
+int cli_gpu_warn(const struct cli_opts *o);
 /* Notes about what was asked for and is not what runs (context past training, lossy KV, -ngl without GPU).
  * ERR_STRICT under --strict. */
 int cli_warn(const struct cli_opts *o, const struct engine *e, const struct plan *p);

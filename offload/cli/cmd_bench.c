@@ -153,8 +153,10 @@ static int parse(struct bench_opts *o, int argc, char **argv) {
     if (rc) return rc;
     if (!o->models.n && !o->shapes.n) return err_set(ERR_ARG, "no model: give -m FILE.gguf or --shape NAME:MIX");
     if (o->m.ngl > 0)
-        return err_set(ERR_ARG, "-ngl %lld: this version has no GPU back end; a bench of it would measure something else", (long long)o->m.ngl);
-    return 0;
+        return err_set(ERR_ARG, "-ngl %lld: the engine of this version does not use a GPU; a bench of it would measure something else", (long long)o->m.ngl);
+    if (o->m.dev >= 0)
+        return err_set(ERR_ARG, "-dev %d: the engine of this version does not use a GPU; a bench of it would measure something else", o->m.dev);
+    return cli_gpu_warn(&o->m);
 }
 
 static void random_ids(int32_t *ids, int n, int n_vocab, uint64_t *state) {

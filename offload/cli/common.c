@@ -10,12 +10,11 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 void cli_defaults(struct cli_opts *o) {
-    *o = (struct cli_opts){.type_k = QT_F16, .type_v = QT_F16, .kernels = "auto", .rope = rope_user_none()};
+    *o = (struct cli_opts){.type_k = QT_F16, .type_v = QT_F16, .kernels = "auto", .dev = CLI_DEV_AUTO, .rope = rope_user_none()};
 }
 
 const char *cli_type_name(int type) {
@@ -53,12 +52,6 @@ int cli_ngl(const char *option, const char *value, void *dst) {
     if (n < -1) return err_set(ERR_ARG, "%s %s: must be a number of layers, auto or all", option, value);
     o->ngl = n;
     return 0;
-}
-
-int cli_device(const char *option, const char *value, void *dst) {
-    (void)dst;
-    if (!strcasecmp(value, "none") || !strcasecmp(value, "cpu")) return 0;
-    return err_set(ERR_ARG, "%s %s: this build has no GPU back end; only '%s none' (the CPU) is possible", option, value, option);
 }
 
 int cli_rope_scaling(const char *option, const char *value, void *dst) {
@@ -117,8 +110,9 @@ void cli_print_plan(FILE *to, const struct plan *p, const struct model *m) {
     char kv[96];
     snprintf(kv, sizeof kv, "%lld positions, K %s, V %s", (long long)p->n_ctx, cli_type_name(p->type_k), cli_type_name(p->type_v));
     fprintf(to, "model    %s %s, %.2f B parameters, %d layers\n", m->arch, m->name, (double)m->n_params * 1e-9, m->n_layer);
-    fprintf(to, "runs on  CPU: %d thread%s, %s kernels; no GPU back end in this version\n", p->n_thread,
-            p->n_thread == 1 ? "" : "s", isa_name(p->isa));
+    char gpu[512];
+    cli_gpu_line(gpu, sizeof gpu, CLI_GPU_SEEN);
+    fprintf(to, "runs on  CPU: %d thread%s, %s kernels\nGPU back end: %s\n", p->n_thread, p->n_thread == 1 ? "" : "s", isa_name(p->isa), gpu);
     fprintf(to, "host memory                      bytes\n");
     row(to, "weights", p->weights_bytes, "all layers, in strips");
     row(to, "KV cache", p->kv_bytes, kv);
@@ -159,10 +153,10 @@ static int degrade(const struct cli_opts *o, int rc, const char *fmt, ...) {
 
 int cli_warn(const struct cli_opts *o, const struct engine *e, const struct plan *p) {
     const struct model *m = engine_model(e);
-    int rc = 0;
+    int rc = cli_gpu_warn(o);
     if (o->flash == 2) return err_set(ERR_ARG, "--flash-attn off: attention is always fused here; leave the option out");
     if (o->ngl_seen && o->ngl > 0)
-        rc = degrade(o, rc, "-ngl %lld was asked for, but this version has no GPU back end: all %d layers run on the CPU",
+        rc = degrade(o, rc, "-ngl %lld was asked for, but the engine of this version does not use a GPU: all %d layers run on the CPU",
                      (long long)o->ngl, m->n_layer);
     const struct rope *r = &m->ropes[0];
     double reach = (double)m->n_ctx_train;

@@ -23,7 +23,9 @@ static void usage(FILE *to) {
 }
 
 static void version(void) {
-    printf("longhaul %s\nback ends: cpu (no GPU back end in this version)\nkernels: built | usable here\n", LONGHAUL_VERSION);
+    char gpu[1024];
+    cli_gpu_line(gpu, sizeof gpu, CLI_GPU_OPENED);
+    printf("longhaul %s\nGPU back end: %s\nCPU kernels: built | usable here\n", LONGHAUL_VERSION, gpu);
     enum isa best;
     isa_choose(&best, NULL);
     for (int i = 0; i < ISA_COUNT; i++)

@@ -82,6 +82,7 @@ foreach(arch 700 750 800)
       string(APPEND name _emu${arch})
     endif()
     add_executable(${name} ${src})
+    set_target_properties(${name} PROPERTIES LH_GPU_BACK_END lh_gpu_emu_${arch})
     target_compile_definitions(${name} PRIVATE LH_GPU=1)
     target_link_libraries(${name} PRIVATE lh_gpu_emu_${arch} lh_test_support)
     if(TARGET longhaul)
@@ -91,6 +92,19 @@ foreach(arch 700 750 800)
     set_property(TEST ${name} APPEND PROPERTY LABELS emu)
   endforeach()
 endforeach()
+
+# The program on the emulated card: what it says about cards and their absence.
+if(TARGET longhaul_cli)
+  add_executable(longhaul_emu ${CLI_SOURCES})
+  set_target_properties(longhaul_emu PROPERTIES OUTPUT_NAME longhaul-emu LH_GPU_BACK_END lh_gpu_emu_800)
+  target_link_libraries(longhaul_emu PRIVATE longhaul PkgConfig::JANSSON)
+  target_include_directories(longhaul_emu PRIVATE ${PROJECT_BINARY_DIR}/include)
+  add_dependencies(longhaul_emu lh_build_info)
+  find_package(Python3 COMPONENTS Interpreter REQUIRED)
+  lh_add_test(test_emu_program ${Python3_EXECUTABLE} ${LH_EMU_DIR}/check_program.py $<TARGET_FILE:longhaul_emu>
+              ${PROJECT_SOURCE_DIR}/tests/data)
+  set_property(TEST test_emu_program APPEND PROPERTY LABELS emu)
+endif()
 
 # --- the emulator's own tests ---------------------------------------------------------------------------------------------
 find_package(Python3 COMPONENTS Interpreter REQUIRED)
