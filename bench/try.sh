@@ -17,7 +17,7 @@ fi
 log=$(mktemp -d)
 trap 'rm -rf "$log"' EXIT
 echo "== building"
-if ! { cmake --preset release && cmake --build --preset release --target longhaul_cli; } >"$log/build" 2>&1; then
+if ! { cmake --preset release && cmake --build --preset release --target longhaul_cli longhaul_whole; } >"$log/build" 2>&1; then
     cat "$log/build" >&2
     exit 1
 fi

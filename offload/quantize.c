@@ -5,7 +5,9 @@
 #include "core/err.h"
 #include "core/gguf_write.h"
 #include "core/mem.h"
+#include "core/model.h"
 #include "core/quant.h"
+#include "core/tokenizer.h"
 #include "cpu/pool.h"
 
 #include <pthread.h>
@@ -308,14 +310,29 @@ static bool is_same_file(const struct gguf *g, const char *path) {
     return false;
 }
 
+/* A broken model is not made into another one. Architectures that this engine does not know are converted as they are. */
+static int check_model(const struct gguf *g) {
+    struct model m;
+    struct tokenizer *t = NULL;
+    int rc = model_open(&m, g);
+    if (rc == ERR_UNSUPPORTED) return 0;
+    if (rc) return rc;
+    model_close(&m);
+    rc = tokenizer_from_gguf(&t, g);
+    tokenizer_close(t);
+    return rc;
+}
+
 static int run(struct work *k, const char *to, struct quantize_result *sum) {
     int n = gguf_n_tensors(k->g);
-    if (n == 0) return err_set(ERR_FORMAT, "%s: holds no tensors", gguf_path(k->g, 0));
+    if (n == 0) return err_set(ERR_FORMAT, "%s: holds no tensors, not even token_embd.weight", gguf_path(k->g, 0));
+    int rc = check_model(k->g);
+    if (rc) return rc;
     if (is_same_file(k->g, to)) return err_set(ERR_ARG, "%s: input and output are the same file", to);
     k->types = calloc((size_t)n, sizeof *k->types);
     k->fallback = calloc((size_t)n, sizeof *k->fallback);
     if (!k->types || !k->fallback) return err_set(ERR_NOMEM, "quantize: out of memory");
-    int rc = choose_types(k);
+    rc = choose_types(k);
     if (rc) return rc;
     return k->p->dry_run ? step_through(k, sum) : write_file(k, to, sum);
 }

@@ -116,6 +116,14 @@ def usage(folder):
     expect("no model", ("run", "-p", "x"), 2, "-m")
     expect("no prompt", ("run", "-m", STORIES, "-p", ""), 0)  # this model adds BOS: legal
     expect("empty prompt without BOS", ("run", "-m", TINY, "-p", ""), 2, "empty")
+    expect("ids in a chat", ("run", "-m", TINY, "-st", "--chat-template", "chatml", "--prompt-ids", "1,2"), 2, "--prompt-ids", "-st")
+    expect("no id", ("run", "-m", STORIES, "--prompt-ids", ""), 2, "--prompt-ids holds no id")
+    expect("thinking switch that is not there", ("run", "-m", TINY, "-st", "--chat-template", "chatml", "--thinking", "on", "-p", "a", "-n", "1",
+                                                 "-c", "64", "--strict"), 5, "thinking")
+    _, err = expect("the same, said once", ("run", "-m", TINY, "-st", "--chat-template", "chatml", "--thinking", "on", "-p", "a", "-n", "1", "-c", "64"), 0)
+    check("said once", err.count("thinking switch") == 1, err)
+    for option, value in (("-t", "0"), ("-p", "5-"), ("-p", "1,,2"), ("-n", "1,"), ("-d", "")):
+        expect(f"bench {option} {value}", ("bench", "-m", STORIES, option, value), 2, option)
     expect("model missing", ("run", "-m", os.path.join(folder, "nothing.gguf"), "-p", "x"), 3, "nothing.gguf")
     expect("prompt file missing", ("run", "-m", STORIES, "-f", os.path.join(folder, "nothing.txt")), 2, "nothing.txt")
     expect("unknown option", ("run", "-m", STORIES, "--tempp", "1"), 2, "--tempp", "--temp")
@@ -191,7 +199,8 @@ def bad_files(folder):
             packed = path + ".xz"
             path = os.path.join(folder, name)
             open(path, "wb").write(lzma.open(packed).read())
-        for args in (("run", "-m", path, "--prompt-ids", "1,2", "-n", "2", "--temp", "0"), ("plan", "-m", path, "-c", "64"),
+        small = os.path.join(folder, "quantized.gguf")
+        for args in (("quantize", "--allow-requantize", path, small, "Q8_0"), ("check", "--gpu", "v100-16g", "-m", path, "--claim-ctx", "4K"), ("run", "-m", path, "--prompt-ids", "1,2", "-n", "2", "--temp", "0"), ("plan", "-m", path, "-c", "64"),
                      ("bench", "-m", path, "-p", "4", "-n", "2", "-r", "1", "--no-warmup", "-o", "json"),
                      ("perplexity", "-m", path, "-p", "a b c d e f g h i j k l m n o p q r s t u v w x y z " * 4, "-c", "8", "--chunks", "1")):
             start = time.time()
@@ -200,7 +209,7 @@ def bad_files(folder):
             case = f"{name} {args[0]}"
             if verdict == "valid":
                 check(case, rc in ((0,) if args[0] != "perplexity" else (0, 2, 3)), f"{rc} {err[-300:]}")
-            elif verdict == "reject" and not (args[0] in ("plan", "bench") and name.startswith("tok_")):
+            elif verdict == "reject":
                 check(case, rc == 3 and (must_name in err or not must_name), f"{rc} {err[-300:]}")
             else:
                 check(case, 0 <= rc <= 4, f"{rc} {err[-300:]}")
@@ -237,6 +246,42 @@ def bench_output():
     expect("bench -r 0", ("bench", "-m", STORIES, "-r", "0"), 2, "-r")
 
 
+def closed_descriptors(folder):
+    """No file that is opened later may stand in for a standard descriptor that the caller has closed."""
+    def closed(which, *args):
+        return subprocess.run(["sh", "-c", f'exec "$@" {which}', "sh", PROGRAM, *args], stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    small = [os.path.join(folder, f"closed{i}.gguf") for i in range(2)]
+    run("quantize", STORIES, small[0], "Q8_0")
+    for which in ("<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"):
+        done = closed(which, "quantize", STORIES, small[1], "Q8_0")
+        check(f"quantize {which}", done.returncode in (0, 1) and open(small[0], "rb").read() == open(small[1], "rb").read(), done)
+    for args in (("run", "-m", STORIES, "-n", "3"), ("tokenize", "-m", STORIES, "--stdin"), ("perplexity", "-m", STORIES, "-f", "-", "-c", "64")):
+        done = closed("<&-", *args)
+        check(f"{args[0]} <&-", done.returncode == 2 and b"cannot read" in done.stderr and not done.stdout, done)
+    done = closed(">&-", "info", "-m", STORIES)
+    check("info >&-", done.returncode == 1 and b"standard output" in done.stderr, done)
+
+
+def full_disk():
+    for args in (("info", "-m", STORIES), ("info", "-m", STORIES, "--json"), ("plan", "-m", STORIES), ("plan", "-m", STORIES, "--json"),
+                 ("bench", "-m", STORIES, "-p", "4", "-n", "2", "-r", "1", "-o", "json"), ("bench", "-m", STORIES, "-p", "4", "-n", "2", "-r", "1"),
+                 ("perplexity", "-m", STORIES, "-p", "a b c d e f g " * 8, "-c", "8"), ("tokenize", "-m", STORIES, "-p", "x"),
+                 ("check", "--gpu", "3090", "--shape", "qwen3.8-27b:q4_k_m", "--claim-ctx", "256K"), ("--version",), ("--help",),
+                 ("run", "--help"), ("run", "-m", STORIES, "-p", "Once", "-n", "3", "--json"), ("run", "-m", STORIES, "-p", "Once", "-n", "3")):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([PROGRAM, *args], stdout=full, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=60)
+        check("full disk: " + " ".join(args), done.returncode == 1 and b"cannot write" in done.stderr, done)
+
+
+def invalid_texts(folder):
+    bad = os.path.join(folder, "bad-text")
+    open(bad, "wb").write(b"a\xffb" * 400)
+    for args in (("perplexity", "-m", STORIES, "-f", bad, "-c", "64"),
+                 ("run", "-m", STORIES, "-f", bad), ("run", "-m", STORIES, "-p", "a", "-n", "1", "-r", b"\xff"),
+                 ("run", "-m", STORIES, "-st", "--chat-template", "chatml", "-sys", b"a\xff", "-p", "hi")):
+        expect(f"invalid UTF-8: {args[0]} {args[-1]!r}", args, 2, "UTF-8")
+
+
 def chat(folder):
     rc, out, err = run("run", "-m", TINY, "-st", "-p", "Hi", "-n", "4", "--temp", "0", "--chat-template", "chatml", "--json")
     ids = json.loads(out)["prompt_ids"] if rc == 0 else []
@@ -257,6 +302,9 @@ with tempfile.TemporaryDirectory() as tmp:
     kv_types()
     interruption()
     bench_output()
+    full_disk()
+    closed_descriptors(tmp)
+    invalid_texts(tmp)
     chat(tmp)
     bad_files(tmp)
 for f in failures:

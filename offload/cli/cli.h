@@ -117,6 +117,9 @@ void cli_catch_signals(void);
 /* Whole file ("-": standard input) with a NUL after it; *bytes without it. ERR_ARG: missing or unreadable. */
 int cli_read_file(char **out, size_t *bytes, const char *path);
 
+/* ERR_ARG: text[n] is not valid UTF-8; names `what` and the byte. */
+int cli_utf8(const char *what, const char *text, size_t n);
+
 /* Peak resident bytes of this process. */
 size_t cli_rss_peak(void);
 

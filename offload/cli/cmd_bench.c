@@ -54,10 +54,13 @@ static int call_ints(const char *option, const char *value, void *dst) {
     l->given = true;
     char buf[512];
     if (snprintf(buf, sizeof buf, "%s", value) >= (int)sizeof buf) return err_set(ERR_ARG, "%s: list too long", option);
+    size_t len = strlen(value);
+    if (!len || value[0] == ',' || value[len - 1] == ',' || strstr(value, ",,")) return err_set(ERR_ARG, "%s '%s': an empty item in the list", option, value);
     char *save, *item = strtok_r(buf, ",", &save);
     if (!item) return err_set(ERR_ARG, "%s: empty list", option);
     for (; item; item = strtok_r(NULL, ",", &save)) {
-        char *dash = strchr(item + 1, '-');
+        char *dash = item[0] ? strchr(item + 1, '-') : NULL;
+        if (dash && !dash[1]) return err_set(ERR_ARG, "%s %s: the range has no end", option, value);
         int64_t a, b, step = 1;
         char kind = '+';
         if (dash) {
@@ -151,6 +154,8 @@ static int parse(struct bench_opts *o, int argc, char **argv) {
     struct opts_cmd cmd = {.name = "bench", .summary = "speed of prefill and decode", .usage = "-m FILE | --shape NAME:MIX [-p 512] [-n 128] [-d 0,4K,16K] [-o md|csv|json|jsonl|sql]"};
     int rc = opts_parse(&cmd, tab, argc, argv, stdout);
     if (rc) return rc;
+    for (int i = 0; i < o->t.n && o->t.given; i++)
+        if (o->t.v[i] < 1 || o->t.v[i] > 1024) return err_set(ERR_ARG, "-t %lld: must be between 1 and 1024", (long long)o->t.v[i]);
     if (!o->models.n && !o->shapes.n) return err_set(ERR_ARG, "no model: give -m FILE.gguf or --shape NAME:MIX");
     if (o->m.ngl > 0)
         return err_set(ERR_ARG, "-ngl %lld: the engine of this version does not use a GPU; a bench of it would measure something else", (long long)o->m.ngl);
@@ -499,6 +504,8 @@ static int bench_model(const struct bench_opts *o, const char *path, bool shape,
     b.ids = malloc((size_t)most * sizeof *b.ids);
     int rc = b.ids ? 0 : err_set(ERR_NOMEM, "bench: out of memory");
     if (!rc) rc = shape ? engine_open_shape(&b.engine, path, &o->m.rope) : engine_open(&b.engine, path, &o->m.rope);
+    const struct tokenizer *tok; /* not needed, but a file whose tokenizer is broken is broken */
+    if (!rc && !shape) rc = engine_tokenizer(b.engine, &tok);
     if (!rc) rc = engine_load(b.engine, o->t.v[0] ? (int)o->t.v[0] : topo_default_threads(engine_topo(b.engine)), NULL, NULL, &cli_stop);
     static struct test tests[3 * MAX_LIST];
     for (int k = 0; k < o->ctk.n; k++)

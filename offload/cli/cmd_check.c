@@ -3,6 +3,7 @@
 
 #include "core/gguf.h"
 #include "core/quant.h"
+#include "core/tokenizer.h"
 #include "offload/claim.h"
 
 #include <ctype.h>
@@ -81,7 +82,10 @@ static int open_file(struct claim_model *out, const char *path) {
     if (rc) return rc;
     rc = model_open(&m, g);
     if (!rc) {
-        claim_model_of_file(out, &m);
+        struct tokenizer *t = NULL; /* not needed, but a file whose tokenizer is broken is broken */
+        rc = tokenizer_from_gguf(&t, g);
+        tokenizer_close(t);
+        if (!rc) claim_model_of_file(out, &m);
         model_close(&m);
     }
     gguf_close(g);

@@ -22,7 +22,7 @@ struct kl_file {
 
 struct ppl {
     const int32_t *ids; /* of the window */
-    int n_vocab, n_ctx, first;
+    int n_vocab, n_ctx, first, n_done; /* n_done: windows scored */
     double nll, nll2;
     int64_t count;
     struct kl_file kl;
@@ -131,10 +131,13 @@ static void kl_report(const struct ppl *p) {
            n > 1 && var > 0 ? sqrt(var / (n - 1)) : 0, p->kl_max, 100 * (double)p->same_top / n);
 }
 
-static void report(const struct ppl *p) {
+static void report(const struct ppl *p, int n_chunk) {
     double mean = p->nll / (double)p->count, var = p->nll2 / (double)p->count - mean * mean;
     double ppl = exp(mean), err = p->count > 1 && var > 0 ? sqrt(var / (double)(p->count - 1)) * ppl : 0;
-    printf("Final estimate: PPL = %.4f +/- %.5f\n", ppl, err);
+    if (p->n_done == n_chunk)
+        printf("Final estimate: PPL = %.4f +/- %.5f\n", ppl, err);
+    else
+        printf("Ended early, after %d of %d windows: PPL = %.4f +/- %.5f\n", p->n_done, n_chunk, ppl, err);
 }
 
 static int windows(struct session *s, struct ppl *p, int32_t *ids, int n_chunk, int32_t bos, bool json) {
@@ -148,6 +151,7 @@ static int windows(struct session *s, struct ppl *p, int32_t *ids, int n_chunk, 
         if (!rc) rc = session_eval(s, w, p->n_ctx, LOGITS_ALL, &h);
         w[0] = keep;
         if (rc) return rc;
+        p->n_done = c + 1;
         if (c == 0 && !json) {
             double per = clock_s() - t0;
             fprintf(stderr, "perplexity: %.2f seconds per pass - ETA %.2f minutes\n", per, per * n_chunk / 60);
@@ -170,6 +174,7 @@ static int text_ids(const struct tokenizer *tok, const char *prompt, const char 
         text = strdup(prompt), bytes = strlen(prompt);
     else
         rc = err_set(ERR_ARG, "no text: give -f FILE or -p TEXT");
+    if (!rc) rc = cli_utf8("the text", text, bytes);
     if (!rc) rc = tokenizer_encode(tok, text, bytes, TOK_ADD_SPECIAL, ids, n);
     free(text);
     return rc;
@@ -185,8 +190,8 @@ int cmd_perplexity(int argc, char **argv) {
     struct opt tab[] = {
         CLI_MODEL_OPTS(o),
         {.names = "Text", .type = OPT_GROUP},
-        {.names = "-f,--file", .type = OPT_STRING, .dst = &file, .metavar = "FILE", .help = "text to score; - is standard input"},
-        {.names = "-p,--prompt", .type = OPT_STRING, .dst = &prompt, .metavar = "TEXT", .help = "text to score"},
+        {.names = "-f,--file", .type = OPT_STRING, .dst = &file, .no_env = true, .metavar = "FILE", .help = "text to score; - is standard input"},
+        {.names = "-p,--prompt", .type = OPT_STRING, .dst = &prompt, .no_env = true, .metavar = "TEXT", .help = "text to score"},
         {.names = "--chunks", .type = OPT_INT, .dst = &chunks, .metavar = "N", .min = -1, .max = 1 << 30, .help = "windows to score (-1: all)"},
         {.names = "--kl-divergence-base", .type = OPT_STRING, .dst = &kl_base, .metavar = "FILE", .help = "write log-probabilities there; with --kl-divergence read them"},
         {.names = "--kl-divergence", .type = OPT_FLAG, .dst = &kl, .help = "divergence from the base, e.g. of a KV type from f16"},
@@ -231,10 +236,10 @@ int cmd_perplexity(int argc, char **argv) {
     if (!rc) rc = windows(s, &ppl, ids, n_chunk, tokenizer_add_bos(tok) ? tokenizer_bos(tok) : -1, o.json);
     if (ppl.count && o.json)
         printf("{\"ppl\": %.6f, \"nll\": %.6f, \"tokens\": %lld, \"chunks\": %d, \"n_ctx\": %lld, \"kld\": %.8f, \"same_top\": %.6f}\n", exp(ppl.nll / (double)ppl.count),
-               ppl.nll / (double)ppl.count, (long long)ppl.count, n_chunk, (long long)o.ctx, ppl.kl_sum / (double)ppl.count,
+               ppl.nll / (double)ppl.count, (long long)ppl.count, ppl.n_done, (long long)o.ctx, ppl.kl_sum / (double)ppl.count,
                (double)ppl.same_top / (double)ppl.count);
     else if (ppl.count)
-        report(&ppl);
+        report(&ppl, n_chunk);
     if (ppl.count && kl && !o.json) kl_report(&ppl);
     rc = kl_close(&ppl, rc);
 out:

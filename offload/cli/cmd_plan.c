@@ -44,6 +44,8 @@ int cmd_plan(int argc, char **argv) {
     if (!rc && !o.model == !shape) rc = err_set(ERR_ARG, "%s: give -m FILE.gguf or --shape NAME:MIX", shape ? "two models" : "no model");
     if (!rc && max_ctx && o.ctx > 0) rc = err_set(ERR_ARG, "--max-ctx excludes -c %lld", (long long)o.ctx);
     if (!rc) rc = shape ? engine_open_shape(&e, shape, &o.rope) : engine_open(&e, o.model, &o.rope);
+    const struct tokenizer *tok; /* not needed, but a file whose tokenizer is broken is broken */
+    if (!rc && !shape) rc = engine_tokenizer(e, &tok);
     if (rc) goto out;
     const struct model *m = engine_model(e);
     int64_t n_ctx = o.ctx > 0 ? o.ctx : m->n_ctx_train;

@@ -83,6 +83,7 @@ struct run {
     struct ids prompt, out;    /* prompt of the first turn; generated ids of all turns */
     struct text answer;        /* generated text of the latest turn */
     FILE *logits;
+    bool noted;                /* what the template could not do has been said */
     enum stop stop;
     double prefill_s, decode_s, start_s, first_token_s;
     int64_t n_prefill, n_decode;
@@ -110,8 +111,8 @@ static int parse(struct run_opts *o, int argc, char **argv) {
     struct opt tab[] = {
         CLI_MODEL_OPTS(o->m),
         {.names = "Prompt", .type = OPT_GROUP},
-        {.names = "-p,--prompt", .type = OPT_STRING, .dst = &o->prompt, .metavar = "TEXT", .help = "prompt (in a chat: the user's message, after that of -f)"},
-        {.names = "-f,--file", .type = OPT_STRING, .dst = &o->file, .metavar = "FILE", .help = "prompt from a file of any size; - is standard input"},
+        {.names = "-p,--prompt", .type = OPT_STRING, .dst = &o->prompt, .no_env = true, .metavar = "TEXT", .help = "prompt (in a chat: the user's message, after that of -f)"},
+        {.names = "-f,--file", .type = OPT_STRING, .dst = &o->file, .no_env = true, .metavar = "FILE", .help = "prompt from a file of any size; - is standard input"},
         {.names = "-n,--predict,--n-predict", .type = OPT_INT, .dst = &o->n_predict, .metavar = "N", .min = -1, .max = 1LL << 31, .help = "tokens to write; -1: until the model ends or the context is full"},
         {.names = "-cnv,--conversation", .type = OPT_FLAG, .dst = &o->conversation, .help = "chat until end of input (Ctrl-D)"},
         {.names = "-no-cnv,--no-conversation", .type = OPT_FLAG, .dst = &o->no_conversation, .help = "plain completion (the default)", .rare = true},
@@ -124,7 +125,7 @@ static int parse(struct run_opts *o, int argc, char **argv) {
         {.names = "-r,--reverse-prompt", .type = OPT_LIST, .dst = &o->stops, .metavar = "TEXT", .help = "stop when this text was written", .rare = true},
         {.names = "--ignore-eos", .type = OPT_FLAG, .dst = &o->ignore_eos, .help = "write on after an end token", .rare = true},
         {.names = "--display-prompt", .type = OPT_FLAG, .dst = &o->show_prompt, .help = "print the prompt first", .rare = true},
-        {.names = "--prompt-ids", .type = OPT_STRING, .dst = &o->prompt_ids, .metavar = "IDS|@FILE", .help = "token ids as they are, \"1,2,3\"", .rare = true},
+        {.names = "--prompt-ids", .type = OPT_STRING, .dst = &o->prompt_ids, .no_env = true, .metavar = "IDS|@FILE", .help = "token ids as they are, \"1,2,3\"", .rare = true},
         {.names = "Sampling", .type = OPT_GROUP},
         {.names = "--temp,--temperature", .type = OPT_DOUBLE, .dst = &o->temp, .metavar = "F", .help = "temperature (0.8); 0: greedy", .min = 0, .max = 1000},
         {.names = "--top-k", .type = OPT_INT, .dst = &o->top_k, .metavar = "N", .help = "best N tokens (40); 0: all", .min = 0, .max = 1 << 30},
@@ -154,18 +155,15 @@ static int parse(struct run_opts *o, int argc, char **argv) {
     if (o->no_conversation && (o->conversation || o->single_turn || o->system))
         return err_set(ERR_ARG, "-no-cnv excludes -cnv, -st and -sys");
     if (o->prompt_ids && (o->prompt || o->file)) return err_set(ERR_ARG, "--prompt-ids excludes -p and -f");
+    if (o->prompt_ids && (o->conversation || o->single_turn || o->system))
+        return err_set(ERR_ARG, "--prompt-ids is a completion's prompt as it is: it excludes -cnv, -st and -sys");
+    rc = cli_utf8("-sys", o->system ? o->system : "", o->system ? strlen(o->system) : 0);
+    for (int i = 0; i < o->stops.n && !rc; i++) rc = cli_utf8("-r", o->stops.item[i], strlen(o->stops.item[i]));
+    if (rc) return rc;
     return sampler_params_check(&o->sampling);
 }
 
 static bool is_chat(const struct run_opts *o) { return o->conversation || o->single_turn || o->system; }
-
-/* First byte that does not belong to a valid UTF-8 character, or n. */
-static size_t first_invalid(const char *s, size_t n) {
-    uint32_t cp;
-    size_t at = 0;
-    for (int len; at < n && (len = utf8_decode(s + at, n - at, &cp)); at += (size_t)len) {}
-    return at;
-}
 
 /* The prompt's text from -f, -p or standard input. *given: whether there was any source. */
 static int prompt_text(const struct run_opts *o, struct text *t, bool *given) {
@@ -188,10 +186,7 @@ static int prompt_text(const struct run_opts *o, struct text *t, bool *given) {
         *given = true;
     }
     if (rc) return rc;
-    size_t bad = first_invalid(t->p, t->n);
-    if (bad < t->n)
-        return err_set(ERR_ARG, "the prompt is not valid UTF-8 at byte %zu (0x%02x)", bad, (unsigned char)t->p[bad]);
-    return 0;
+    return cli_utf8("the prompt", t->p, t->n);
 }
 
 static int parse_ids(struct ids *out, const char *arg, int n_vocab) {
@@ -247,7 +242,13 @@ static int chat_ids(struct run *r, const struct chat_message *msg, int n_msg, st
     co.eos_text = eos;
     int rc = chat_render(&p, r->chat, msg, n_msg, &co);
     if (rc) return rc;
-    if (p.note) cli_note("%s", p.note);
+    if (p.note && r->o.m.strict) {
+        rc = err_set(ERR_STRICT, "%s (--strict)", p.note);
+        chat_prompt_free(&p);
+        return rc;
+    }
+    if (p.note && !r->noted) cli_note("%s", p.note);
+    r->noted = r->noted || p.note;
     struct tok_span *plain = calloc((size_t)p.n_pieces + 1, sizeof *plain);
     size_t n_plain = 0;
     for (int i = 0; plain && i < p.n_pieces; i++)
@@ -316,7 +317,8 @@ static int make_plan(struct run *r) {
     if (!rc && (int64_t)r->prompt.n > n_ctx)
         rc = err_set(ERR_ARG, "the prompt has %zu tokens, the context only %lld: raise -c", r->prompt.n, (long long)n_ctx);
     if (!rc && r->prompt.n == 0)
-        rc = err_set(ERR_ARG, "the prompt is empty and this model adds no beginning token: nothing to start from");
+        rc = err_set(ERR_ARG, "%s: nothing to start from", r->o.prompt_ids ? "--prompt-ids holds no id"
+                                                                            : "the prompt is empty and this model adds no beginning token");
     if (!rc) rc = cli_warn(&r->o.m, r->engine, &r->plan);
     return rc;
 }
@@ -523,9 +525,8 @@ static int conversation(struct run *r, struct history *h, bool have_user) {
             session_rest(r->session);
             rc = read_user(&line, &eof);
             if (rc || eof || cli_stop) break;
-            size_t bad = first_invalid(line.p, line.n);
-            if (bad < line.n) {
-                cli_note("that line is not valid UTF-8 at byte %zu: not sent", bad);
+            if (cli_utf8("that line", line.p, line.n)) {
+                cli_note("%s: not sent", err_text());
                 continue;
             }
             rc = history_add(h, CHAT_USER, line.p, line.n);
@@ -574,7 +575,7 @@ static void print_json(const struct run *r) {
     double pms = r->prefill_s * 1e3, tms = r->decode_s * 1e3;
     json_t *timings = json_pack("{s:i, s:I, s:f, s:f, s:f, s:I, s:f, s:f, s:f, s:f, s:f}", "cache_n", 0, "prompt_n", (json_int_t)r->n_prefill,
                                 "prompt_ms", pms, "prompt_per_token_ms", r->n_prefill ? pms / (double)r->n_prefill : 0.0,
-                                "prompt_per_second", pms > 0 ? 1e3 * (double)r->n_prefill / pms : 0.0, "predicted_n", (json_int_t)r->n_decode,
+                                "prompt_per_second", pms > 0 ? 1e3 * (double)r->n_prefill / pms : 0.0, "predicted_n", (json_int_t)r->out.n,
                                 "predicted_ms", tms, "predicted_per_token_ms", r->n_decode ? tms / (double)r->n_decode : 0.0,
                                 "predicted_per_second", tms > 0 ? 1e3 * (double)r->n_decode / tms : 0.0,
                                 "load_ms", engine_load_s(r->engine) * 1e3, "first_token_ms", r->first_token_s * 1e3);
@@ -663,7 +664,7 @@ int cmd_run(int argc, char **argv) {
     if (!rc && fflush(stdout)) status = cli_fail("run", err_set(ERR_IO, "cannot write: %s", strerror(errno)));
     if (r.session && !r.o.no_timings && !r.o.m.json && (!rc || r.n_prefill)) print_stats(&r);
     if (!status && r.session && r.stop == STOP_INTERRUPTED) {
-        cli_note("interrupted after %lld prompt tokens and %lld written", (long long)r.n_prefill, (long long)r.n_decode);
+        cli_note("interrupted after %lld prompt tokens and %zu written", (long long)r.n_prefill, r.out.n);
         status = 130;
     }
     tok_stream_close(r.stream);

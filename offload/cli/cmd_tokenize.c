@@ -19,10 +19,10 @@ static int parse(struct tokenize_opts *o, int argc, char **argv) {
     *o = (struct tokenize_opts){.bos = true, .escape = true, .parse_special = true};
     struct opt tab[] = {
         {.names = "-m,--model", .type = OPT_STRING, .dst = &o->model, .metavar = "FILE", .help = "GGUF file whose tokenizer to use"},
-        {.names = "-p,--prompt", .type = OPT_STRING, .dst = &o->prompt, .metavar = "TEXT", .help = "text to tokenize"},
-        {.names = "-f,--file", .type = OPT_STRING, .dst = &o->file, .metavar = "FILE", .help = "text from a file; - is standard input"},
-        {.names = "--stdin", .type = OPT_FLAG, .dst = &o->from_stdin, .help = "text from standard input"},
-        {.names = "--detokenize", .type = OPT_STRING, .dst = &o->ids_text, .metavar = "IDS", .help = "print the text of token ids, \"1,2,3\""},
+        {.names = "-p,--prompt", .type = OPT_STRING, .dst = &o->prompt, .no_env = true, .metavar = "TEXT", .help = "text to tokenize"},
+        {.names = "-f,--file", .type = OPT_STRING, .dst = &o->file, .no_env = true, .metavar = "FILE", .help = "text from a file; - is standard input"},
+        {.names = "--stdin", .type = OPT_FLAG, .dst = &o->from_stdin, .no_env = true, .help = "text from standard input"},
+        {.names = "--detokenize", .type = OPT_STRING, .dst = &o->ids_text, .no_env = true, .metavar = "IDS", .help = "print the text of token ids, \"1,2,3\""},
         {.names = "--ids", .type = OPT_FLAG, .dst = &o->ids_only, .help = "one line: [1, 2, 3]"},
         {.names = "--bos", .type = OPT_FLAG, .dst = &o->bos, .help = "bos (and eos) where the model wants them (default; --no-bos)"},
         {.names = "-e,--escape", .type = OPT_FLAG, .dst = &o->escape, .help = "\\n, \\t, \\xHH ... in -p (default; --no-escape)"},
@@ -49,6 +49,21 @@ static int read_text(const struct tokenize_opts *o, char **text, size_t *n) {
     return 0;
 }
 
+/* Text that is not UTF-8 is fine where the vocabulary has a token for each byte. After cli_utf8 has found the place. */
+static int all_bytes_kept(const struct tokenizer *t, const char *text, size_t n) {
+    char said[200], *back = NULL;
+    snprintf(said, sizeof said, "%s", err_text());
+    int32_t *ids = NULL;
+    size_t n_ids = 0, n_back = 0;
+    int rc = tokenizer_encode(t, text, n, 0, &ids, &n_ids);
+    if (!rc) rc = tokenizer_decode(t, ids, n_ids, 0, &back, &n_back);
+    if (!rc && (n_back != n || memcmp(back, text, n)))
+        rc = err_set(ERR_ARG, "%s, and this vocabulary has no tokens for single bytes", said);
+    free(ids);
+    free(back);
+    return rc;
+}
+
 static int tokenize(const struct tokenizer *t, const struct tokenize_opts *o) {
     char *text = NULL;
     size_t n = 0, n_ids = 0;
@@ -56,6 +71,7 @@ static int tokenize(const struct tokenizer *t, const struct tokenize_opts *o) {
     int rc = read_text(o, &text, &n);
     unsigned flags = (o->bos ? TOK_ADD_SPECIAL : 0) | (o->parse_special ? TOK_PARSE_SPECIAL : 0);
     if (!rc) rc = tokenizer_encode(t, text, n, flags, &ids, &n_ids);
+    if (!rc && cli_utf8("the text", text, n)) rc = all_bytes_kept(t, text, n);
     free(text);
     if (rc) return rc;
     if (o->ids_only) putchar('[');

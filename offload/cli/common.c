@@ -2,6 +2,7 @@
 #include "offload/cli/cli.h"
 
 #include "core/quant.h"
+#include "core/utf8.h"
 #include "offload/clock.h"
 
 #include <ctype.h>
@@ -228,6 +229,14 @@ int cli_read_file(char **out, size_t *bytes, const char *path) {
     *out = p;
     *bytes = n;
     return 0;
+}
+
+int cli_utf8(const char *what, const char *text, size_t n) {
+    uint32_t cp;
+    size_t at = 0;
+    for (int len; at < n && (len = utf8_decode(text + at, n - at, &cp)); at += (size_t)len) {}
+    if (at == n) return 0;
+    return err_set(ERR_ARG, "%s is not valid UTF-8 at byte %zu (0x%02x)", what, at, (unsigned char)text[at]);
 }
 
 size_t cli_rss_peak(void) {

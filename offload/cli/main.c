@@ -3,6 +3,8 @@
 
 #include "cpu/isa.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 
 static const struct {
@@ -33,7 +35,22 @@ static void version(void) {
     printf("BLAS: none (own kernels)\ncompiler: %s\n", __VERSION__);
 }
 
-int main(int argc, char **argv) {
+/* A file opened later must not get the number of a standard descriptor that the caller has closed: it would be read as the
+ * prompt, or get the text. In its place stands one that every read (of 0) or write (of 1 and 2) fails on. */
+static void hold_standard_descriptors(void) {
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) (void)open("/dev/null", fd ? O_RDONLY : O_WRONLY);
+}
+
+/* A result that cannot be written is a failure, whichever command it is. */
+static int finish(int status) {
+    int failed = ferror(stdout), rc = fflush(stdout);
+    if (status || (!failed && !rc)) return status;
+    fprintf(stderr, "longhaul: cannot write to standard output: %s\n", rc ? strerror(errno) : "an earlier write failed");
+    return 1;
+}
+
+static int run_command(int argc, char **argv) {
     if (argc < 2) {
         usage(stderr);
         return 2;
@@ -51,4 +68,9 @@ int main(int argc, char **argv) {
     fprintf(stderr, "longhaul: unknown command '%s'\n\n", argv[1]);
     usage(stderr);
     return 2;
+}
+
+int main(int argc, char **argv) {
+    hold_standard_descriptors();
+    return finish(run_command(argc, argv));
 }

@@ -272,7 +272,7 @@ static int parse(struct opts_cmd *cmd, const struct opt *tab, int argc, char **a
         if (rc) return rc;
     }
     for (const struct opt *o = tab; o->type != OPT_END; o++) {
-        if (given[o - tab] || !is_option(o) || o->type == OPT_REFUSED) continue;
+        if (given[o - tab] || !is_option(o) || o->type == OPT_REFUSED || o->no_env) continue;
         int rc = from_environment(o);
         if (rc) return rc;
     }
@@ -343,5 +343,5 @@ void opts_help(const struct opts_cmd *cmd, const struct opt *tab, bool all, FILE
         }
     }
     if (hidden) fprintf(to, "More: longhaul %s --help-all\n", cmd->name);
-    if (all) fprintf(to, "Every --long-option can be set in the environment as LONGHAUL_LONG_OPTION; the command line wins.\n");
+    if (all) fprintf(to, "Every --long-option but prompts and texts can be set in the environment as LONGHAUL_LONG_OPTION; the command line\nwins.\n");
 }

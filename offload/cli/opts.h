@@ -35,6 +35,7 @@ struct opt {
     double min, max;     /* OPT_INT, OPT_DOUBLE: inclusive; both 0 means unlimited */
     const char *choices; /* OPT_ENUM: "auto,on,off" */
     bool rare;           /* shown by --help-all only */
+    bool no_env;         /* an input, not a setting: not taken from the environment */
     bool *seen;          /* ? set when the option was given (environment or command line) */
     int (*call)(const char *option, const char *value, void *dst);
 };
