@@ -18,6 +18,8 @@ struct gpu;
 struct gpu_arena;
 struct gpu_stream;
 struct gpu_event;
+struct gpu_flags;
+struct gpu_graph;
 struct gpu_ops;
 
 /* --- device ------------------------------------------------------------------------------------------------------------- */
@@ -72,6 +74,9 @@ void gpu_unpin(struct gpu *g, void *p);
 int gpu_host_alloc(void **p, struct gpu *g, size_t bytes);
 void gpu_host_free(struct gpu *g, void *p);
 
+/* The same, with an address for kernels: what the CPU and kernels hand each other. Freed by gpu_host_free. */
+int gpu_mapped_alloc(void **p, void **d_p, struct gpu *g, size_t bytes);
+
 /* Copies in stream order. Host memory must be pinned and must not change (in) or be read (out) before the stream got there. */
 int gpu_copy_in(struct gpu_stream *s, void *d_dst, const void *src, size_t bytes);
 int gpu_copy_out(struct gpu_stream *s, void *dst, const void *d_src, size_t bytes);
@@ -93,6 +98,38 @@ int gpu_event_sync(struct gpu_event *e);                        /* the host wait
 int gpu_event_done(struct gpu_event *e, bool *done);
 /* Seconds between two recorded events of kind TIMED that the host has waited for. */
 int gpu_event_seconds(double *s, struct gpu_event *from, struct gpu_event *to);
+
+/* --- hand-over between streams and threads of the CPU --------------------------------------------------------------------- */
+
+/* Flags 0 .. n - 1, words in mapped memory, all 0. A flag is signalled with growing values from 1 to INT32_MAX, and a wait is
+ * for at least a value; 0 resets it, when nobody waits. What the signaller wrote before to mapped memory is
+ * there for who waited. Host calls are for any thread. A wait that nobody ends hangs the stream, or the thread.
+ * ERR_UNSUPPORTED: the driver has no stream memory operations; events do the same, slower. */
+enum { GPU_MAX_FLAGS = 4096 };
+enum gpu_flag_after { GPU_FLAG_KEEP, GPU_FLAG_RESET }; /* RESET: back to 0 by the wait itself, as a replayed graph needs it */
+int gpu_flags_open(struct gpu_flags **out, struct gpu *g, int n);
+void gpu_flags_close(struct gpu_flags *f);
+int gpu_flag_signal(struct gpu_flags *f, int i, uint32_t value, struct gpu_stream *s);
+int gpu_flag_wait(struct gpu_flags *f, int i, uint32_t value, enum gpu_flag_after after, struct gpu_stream *s);
+void gpu_flag_host_signal(struct gpu_flags *f, int i, uint32_t value);
+void gpu_flag_host_wait(const struct gpu_flags *f, int i, uint32_t value); /* spins */
+bool gpu_flag_host_seen(const struct gpu_flags *f, int i, uint32_t value);
+
+/* The stream calls fn(arg) in its order, on a thread of the driver's. fn calls nothing of the device. */
+int gpu_call_host(struct gpu_stream *s, void (*fn)(void *), void *arg);
+
+/* Between begin and end calls on the stream are recorded instead of run; a launch runs them all. Only this thread may work on
+ * the stream meanwhile, and nothing in between may wait for it. After a failure the stream is as before. */
+int gpu_graph_begin(struct gpu_stream *s);
+int gpu_graph_end(struct gpu_graph **out, struct gpu_stream *s);
+int gpu_graph_launch(struct gpu_graph *q, struct gpu_stream *s);
+void gpu_graph_close(struct gpu_graph *q);
+
+/* --- what the card can do -------------------------------------------------------------------------------------------------- */
+
+/* *s = seconds of a product of f16 matrices [m, k] x [k, n] with f32 sums by cuBLAS, mean of `reps` after one that is not
+ * timed. Takes its matrices from the arena and gives them back. */
+int gpu_probe_gemm(double *s, struct gpu_arena *a, struct gpu_stream *st, int m, int n, int k, int reps);
 
 /* --- operations ---------------------------------------------------------------------------------------------------------- */
 

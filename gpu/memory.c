@@ -75,6 +75,19 @@ out:
     return rc;
 }
 
+int gpu_mapped_alloc(void **p, void **d_p, struct gpu *g, size_t bytes) {
+    int rc = 0;
+    void *host = NULL;
+    if (g->lost) return gpu_is_lost(g);
+    GPU_TRY(g, cudaHostAlloc(&host, bytes, cudaHostAllocPortable | cudaHostAllocMapped), bytes);
+    GPU_TRY(g, cudaHostGetDevicePointer(d_p, host, 0), bytes);
+    *p = host;
+    return 0;
+out:
+    if (host) gpu_host_free(g, host);
+    return rc;
+}
+
 void gpu_host_free(struct gpu *g, void *p) {
     (void)g;
     if (p) (void)cudaFreeHost(p);

@@ -57,6 +57,29 @@ int gpu_event_seconds(double *s, struct gpu_event *from, struct gpu_event *to) {
     return (void)s, (void)from, (void)to, none();
 }
 
+int gpu_mapped_alloc(void **p, void **d_p, struct gpu *g, size_t bytes) {
+    return (void)p, (void)d_p, (void)g, (void)bytes, none();
+}
+int gpu_flags_open(struct gpu_flags **out, struct gpu *g, int n) { return (void)out, (void)g, (void)n, none(); }
+void gpu_flags_close(struct gpu_flags *f) { (void)f; }
+int gpu_flag_signal(struct gpu_flags *f, int i, uint32_t value, struct gpu_stream *s) {
+    return (void)f, (void)i, (void)value, (void)s, none();
+}
+int gpu_flag_wait(struct gpu_flags *f, int i, uint32_t value, enum gpu_flag_after after, struct gpu_stream *s) {
+    return (void)f, (void)i, (void)value, (void)after, (void)s, none();
+}
+void gpu_flag_host_signal(struct gpu_flags *f, int i, uint32_t value) { (void)f, (void)i, (void)value; }
+void gpu_flag_host_wait(const struct gpu_flags *f, int i, uint32_t value) { (void)f, (void)i, (void)value; }
+bool gpu_flag_host_seen(const struct gpu_flags *f, int i, uint32_t value) { return (void)f, (void)i, (void)value, false; }
+int gpu_call_host(struct gpu_stream *s, void (*fn)(void *), void *arg) { return (void)s, (void)fn, (void)arg, none(); }
+int gpu_graph_begin(struct gpu_stream *s) { return (void)s, none(); }
+int gpu_graph_end(struct gpu_graph **out, struct gpu_stream *s) { return (void)out, (void)s, none(); }
+int gpu_graph_launch(struct gpu_graph *q, struct gpu_stream *s) { return (void)q, (void)s, none(); }
+void gpu_graph_close(struct gpu_graph *q) { (void)q; }
+int gpu_probe_gemm(double *s, struct gpu_arena *a, struct gpu_stream *st, int m, int n, int k, int reps) {
+    return (void)s, (void)a, (void)st, (void)m, (void)n, (void)k, (void)reps, none();
+}
+
 int gpu_ops_open(struct gpu_ops **out, struct gpu *g, struct gpu_arena *a, struct gpu_stream *s, const struct ops_limits *l) {
     return (void)out, (void)g, (void)a, (void)s, (void)l, none();
 }

@@ -76,7 +76,7 @@ foreach(arch 700 750 800)
     get_filename_component(name ${src} NAME_WE)
     if(arch EQUAL 800)
       string(APPEND name _emu)
-    elseif(name MATCHES "device") # host code only
+    elseif(name MATCHES "device|handover") # host code only
       continue()
     else()
       string(APPEND name _emu${arch})
