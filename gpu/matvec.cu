@@ -77,19 +77,23 @@ static __device__ __forceinline__ void matvec_run(float (&acc)[NC], const uint32
     }
 }
 
-/* Which strip, columns and activations a block works on. */
+/* Which strip, columns and activations a block works on. Columns are tiles of y and, past its limit, z of the grid. */
 struct place {
     const unsigned char *strip;
     int64_t x_col[MATVEC_COLS]; /* column c's token; a repeated one where there are fewer columns than NC */
     int col0, n_col;
 };
-template <int NC> static __device__ __forceinline__ void find_place(place &p, const struct matvec_args &a) {
+enum { GRID_Y = 65535 };
+/* False: the block is one of the last layer of z that has no columns. */
+template <int NC> static __device__ __forceinline__ bool find_place(place &p, const struct matvec_args &a) {
     p.strip = a.w.data + (size_t)blockIdx.x * a.w.strip_bytes;
-    p.col0 = (int)blockIdx.y * NC;
+    const int64_t col0 = ((int64_t)blockIdx.z * GRID_Y + blockIdx.y) * NC;
+    if (col0 >= a.n_col) return false;
+    p.col0 = (int)col0;
     p.n_col = min(NC, (int)a.n_col - p.col0);
 #pragma unroll
     for (int c = 0; c < NC; c++) p.x_col[c] = p.col0 + min(c, p.n_col - 1);
-    if (!a.ids) return;
+    if (!a.ids) return true;
     int e = a.ids[p.col0];
     if (e < 0 || e >= a.n_expert) {
         e = 0;
@@ -97,6 +101,7 @@ template <int NC> static __device__ __forceinline__ void find_place(place &p, co
     }
     p.strip += (size_t)e * a.expert_bytes;
     p.x_col[0] /= a.x_div;
+    return true;
 }
 
 /* Sums of the PARTS half-warps, added in order, and the bias. */
@@ -121,7 +126,7 @@ template <int type, int NC> static __global__ void __launch_bounds__(THREADS) ma
     using Q = quant<type>;
     SMEM_ARRAY(float, part, [PARTS][NC][STRIP_ROWS]);
     place p;
-    find_place<NC>(p, a);
+    if (!find_place<NC>(p, a)) return;
     const int lane = threadIdx.x % STRIP_ROWS;
     const int n_unit = (int)a.w.n_block * Q::outer;
     int64_t col[NC];
@@ -146,7 +151,7 @@ template <int type, int NC> static __global__ void __launch_bounds__(THREADS) ma
 template <int type, int NC> static __global__ void __launch_bounds__(THREADS) matvec_plain_k(struct matvec_args a) {
     SMEM_ARRAY(float, part, [PARTS][NC][STRIP_ROWS]);
     place p;
-    find_place<NC>(p, a);
+    if (!find_place<NC>(p, a)) return;
     float acc[NC];
 #pragma unroll
     for (int c = 0; c < NC; c++) acc[c] = 0;
@@ -174,8 +179,11 @@ template <int type, int NC> static __global__ void __launch_bounds__(THREADS) ma
 /* --- launchers ----------------------------------------------------------------------------------------------------------- */
 
 template <int type, bool plain, int NC> static cudaError_t matvec_columns(const struct matvec_args &a, cudaStream_t st) {
-    dim3 grid((unsigned)((a.w.rows + STRIP_ROWS - 1) / STRIP_ROWS), (unsigned)((a.n_col + NC - 1) / NC));
-    double n_matrix = a.ids ? a.n_col : grid.y, x_bytes = plain ? 4 : sizeof(struct gpu_xq) / 32.0;
+    const int64_t tiles = (a.n_col + NC - 1) / NC;
+    dim3 grid((unsigned)((a.w.rows + STRIP_ROWS - 1) / STRIP_ROWS), (unsigned)(tiles < GRID_Y ? tiles : (int64_t)GRID_Y),
+              (unsigned)((tiles + GRID_Y - 1) / GRID_Y));
+    double n_matrix = (double)tiles; /* read once per tile; with ids NC is 1 */
+    double x_bytes = plain ? 4 : sizeof(struct gpu_xq) / 32.0;
     GPU_COST(n_matrix * grid.x * a.w.strip_bytes + a.n_col * (x_bytes * a.w.cols + 4.0 * a.w.rows),
              2.0 * a.n_col * a.w.rows * a.w.cols, plain ? GPU_UNIT_F32 : GPU_UNIT_INT8);
     if constexpr (plain) return GPU_LAUNCH((matvec_plain_k<type, NC>), grid, dim3(THREADS), 0, st, a);
