@@ -17,8 +17,7 @@ int main(void) {
 #include "core/kv.h"
 #include "core/quant.h"
 #include "core/strip.h"
-#include "gpu/gpu.h"
-#include "tests/gpu_orders.h"
+#include "tests/gpu_dev.h"
 #include "tests/ref.h"
 #include "tests/ref_attn.h"
 
@@ -32,63 +31,6 @@ static const int types[] = {
 #undef X
 };
 enum { N_TYPE = sizeof types / sizeof *types, ARENA = 96 << 20 };
-
-/* A device with one stream and the operations opened for small sizes. */
-struct dev {
-    struct gpu *g;
-    struct gpu_arena *arena;
-    struct gpu_stream *stream;
-    struct gpu_ops *ops;
-    struct ops *t;
-    size_t mark; /* of the arena: what is carved for a case goes after it */
-};
-
-static void dev_open(struct dev *d, const struct ops_limits *l) {
-    ok(gpu_open(&d->g, 0));
-    ok(gpu_arena_open(&d->arena, d->g, ARENA + gpu_ops_scratch_bytes(l)));
-    ok(gpu_stream_open(&d->stream, d->g));
-    ok(gpu_ops_open(&d->ops, d->g, d->arena, d->stream, l));
-    d->t = gpu_ops_table(d->ops);
-    d->mark = gpu_arena_used(d->arena);
-}
-
-static void dev_close(struct dev *d) {
-    gpu_ops_close(d->ops);
-    gpu_stream_close(d->stream);
-    gpu_arena_close(d->arena);
-    gpu_close(d->g);
-}
-
-/* A device copy of host memory (NULL: every byte 0xff, NaN) for the case at hand. */
-static void *up(struct dev *d, const void *src, size_t bytes) {
-    void *d_p, *guard, *pinned;
-    ok(gpu_alloc(&d_p, d->arena, bytes, "test data"));
-    ok(gpu_alloc(&guard, d->arena, 1, "a gap behind it")); /* no kernel is given its address */
-    if (!src) {
-        ok(gpu_fill(d->stream, d_p, 0xff, bytes));
-        return d_p;
-    }
-    ok(gpu_host_alloc(&pinned, d->g, bytes));
-    memcpy(pinned, src, bytes);
-    ok(gpu_copy_in(d->stream, d_p, pinned, bytes));
-    ok(gpu_stream_sync(d->stream));
-    gpu_host_free(d->g, pinned);
-    return d_p;
-}
-
-static void down(struct dev *d, void *dst, const void *d_src, size_t bytes) {
-    void *pinned;
-    ok(gpu_host_alloc(&pinned, d->g, bytes));
-    ok(gpu_copy_out(d->stream, pinned, d_src, bytes));
-    ok(gpu_stream_sync(d->stream));
-    memcpy(dst, pinned, bytes);
-    gpu_host_free(d->g, pinned);
-}
-
-static void next_case(struct dev *d) {
-    ok(gpu_stream_sync(d->stream));
-    gpu_arena_release(d->arena, d->mark);
-}
 
 static float *normals(size_t n, uint64_t *seed, float scale) {
     float *x = malloc(n * sizeof *x);
@@ -109,23 +51,23 @@ static const struct ops_limits small = {.n_tok = 40, .cols = 4096, .rows = 600, 
 static void norms(void) {
     static const int dims[] = {1, 8, 15, 16, 17, 33, 64, 576, 1000, 5120};
     struct dev d;
-    dev_open(&d, &small);
+    dev_open(&d, &small, ARENA);
     uint64_t rng = 1;
     for (size_t k = 0; k < sizeof dims / sizeof *dims; k++)
-        for (int rows = 1; rows <= 14; rows += 13, next_case(&d)) {
+        for (int rows = 1; rows <= 14; rows += 13, dev_next_case(&d)) {
             int n = dims[k];
             size_t bytes = sizeof(float) * (size_t)(n * rows);
             float *x = normals((size_t)(n * rows), &rng, 100), *w = normals((size_t)n, &rng, 1), *y = malloc(bytes), *same = malloc(bytes);
-            float *dx = up(&d, x, bytes), *dw = up(&d, w, sizeof *w * (size_t)n), *dy = up(&d, NULL, bytes);
+            float *dx = dev_new(&d, x, bytes), *dw = dev_new(&d, w, sizeof *w * (size_t)n), *dy = dev_new(&d, NULL, bytes);
             ok(d.t->rmsnorm(d.t, dy, dx, dw, rows, n, 1e-5f));
-            down(&d, y, dy, bytes);
+            dev_read(&d, y, dy, bytes);
             for (int r = 0; r < rows; r++) {
                 double s = 0;
                 for (int i = 0; i < n; i++) s += (double)x[r * n + i] * x[r * n + i];
                 for (int i = 0; i < n; i++) near("rmsnorm", r * n + i, y[r * n + i], w[i] * x[r * n + i] / sqrt(s / n + 1e-5), 2e-6);
             }
             ok(d.t->rmsnorm(d.t, dx, dx, dw, rows, n, 1e-5f));
-            down(&d, same, dx, bytes);
+            dev_read(&d, same, dx, bytes);
             assert_memory_equal(same, y, bytes);
             add_digest(y, bytes);
             free(x), free(w), free(y), free(same);
@@ -136,36 +78,36 @@ static void norms(void) {
 static void activations(void) {
     static const int64_t sizes[] = {1, 15, 16, 17, 255, 256, 257, 5000};
     struct dev d;
-    dev_open(&d, &small);
+    dev_open(&d, &small, ARENA);
     uint64_t rng = 2;
-    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++, next_case(&d)) {
+    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++, dev_next_case(&d)) {
         int64_t n = sizes[k];
         size_t bytes = sizeof(float) * (size_t)n;
         float *g = normals((size_t)n, &rng, 3), *u = normals((size_t)n, &rng, 1), *y = malloc(bytes);
         for (int64_t i = 0; i < n; i += 7) g[i] *= 20;
-        float *dg = up(&d, g, bytes), *du = up(&d, u, bytes), *dy = up(&d, NULL, bytes);
+        float *dg = dev_new(&d, g, bytes), *du = dev_new(&d, u, bytes), *dy = dev_new(&d, NULL, bytes);
         ok(d.t->glu(d.t, dy, dg, du, n, ACT_SILU));
-        down(&d, y, dy, bytes);
+        dev_read(&d, y, dy, bytes);
         for (int64_t i = 0; i < n; i++) near("silu", i, y[i], u[i] * g[i] / (1 + exp(-(double)g[i])), 2e-6);
         add_digest(y, bytes);
         ok(d.t->glu(d.t, dy, dg, du, n, ACT_GELU));
-        down(&d, y, dy, bytes);
+        dev_read(&d, y, dy, bytes);
         for (int64_t i = 0; i < n; i++)
             near("gelu", i, y[i], u[i] * 0.5 * g[i] * (1 + tanh(0.7978845608 * (g[i] + 0.044715 * pow(g[i], 3)))), 1e-5);
         add_digest(y, bytes);
         ok(d.t->glu(d.t, dy, dg, du, n, ACT_SIGMOID));
-        down(&d, y, dy, bytes);
+        dev_read(&d, y, dy, bytes);
         for (int64_t i = 0; i < n; i++) near("sigmoid", i, y[i], u[i] / (1 + exp(-(double)g[i])), 2e-6);
         ok(gpu_copy_on(d.stream, dy, dg, bytes));
         ok(d.t->add_gated(d.t, dy, du, du, 1, n));
-        down(&d, y, dy, bytes);
+        dev_read(&d, y, dy, bytes);
         for (int64_t i = 0; i < n; i++) near("add_gated", i, y[i], g[i] + u[i] / (1 + exp(-(double)u[0])), 2e-6);
         ok(gpu_copy_on(d.stream, dy, dg, bytes));
         ok(d.t->softcap(d.t, dy, n, 30));
-        down(&d, y, dy, bytes);
+        dev_read(&d, y, dy, bytes);
         for (int64_t i = 0; i < n; i++) near("softcap", i, y[i], 30 * tanh(g[i] / 30.0), 1e-6);
         ok(d.t->add(d.t, dg, du, n));
-        down(&d, y, dg, bytes);
+        dev_read(&d, y, dg, bytes);
         for (int64_t i = 0; i < n; i++) near("add", i, y[i], (double)g[i] + u[i], 1e-7);
         free(g), free(u), free(y);
     }
@@ -176,23 +118,23 @@ static void rotations(void) {
     enum { HEADS = 3, DIM = 40, TOK = 9 };
     static const int64_t starts[] = {0, 1, 65535, 262143 - TOK, INT64_C(1) << 31};
     struct dev d;
-    dev_open(&d, &small);
+    dev_open(&d, &small, ARENA);
     double freq[DIM / 2];
     uint64_t rng = 3;
     static float x[TOK * HEADS * DIM], y[TOK * HEADS * DIM], norm[DIM];
     for (int i = 0; i < DIM; i++) norm[i] = test_normal(&rng);
     for (size_t s = 0; s < sizeof starts / sizeof *starts; s++)
         for (int n_rot = 2; n_rot <= DIM; n_rot += 38)
-            for (int kind = 0; kind < 4; kind++, next_case(&d)) {
+            for (int kind = 0; kind < 4; kind++, dev_next_case(&d)) {
                 bool with_norm = kind & 1;
                 enum rope_pairing pairing = (enum rope_pairing)(kind >> 1);
                 for (int i = 0; i < n_rot / 2; i++) freq[i] = pow(1e6, -2.0 * i / n_rot);
                 for (int i = 0; i < TOK * HEADS * DIM; i++) x[i] = test_normal(&rng);
-                float *dx = up(&d, x, sizeof x), *dn = up(&d, norm, sizeof norm), *cs = up(&d, NULL, sizeof(float) * TOK * DIM);
+                float *dx = dev_new(&d, x, sizeof x), *dn = dev_new(&d, norm, sizeof norm), *cs = dev_new(&d, NULL, sizeof(float) * TOK * DIM);
                 ok(d.t->rope_table(d.t, cs, freq, n_rot / 2, 1.25f, starts[s], TOK));
                 struct rope_args a = {dx, TOK, HEADS, DIM, with_norm ? dn : NULL, 1e-6f, cs, n_rot, pairing};
                 ok(d.t->rope(d.t, &a));
-                down(&d, y, dx, sizeof y);
+                dev_read(&d, y, dx, sizeof y);
                 add_digest(y, sizeof y);
                 for (int th = 0; th < TOK * HEADS; th++) {
                     double h[DIM], sum = 0;
@@ -215,15 +157,15 @@ static void routing(void) {
     static float logits[TOK * E], w[TOK * K];
     static int32_t ids[TOK * K];
     struct dev d;
-    dev_open(&d, &small);
+    dev_open(&d, &small, ARENA);
     uint64_t rng = 4;
     for (int i = 0; i < TOK * E; i++) logits[i] = (float)(int)(test_normal(&rng) * 8) / 4; /* many ties */
-    float *dl = up(&d, logits, sizeof logits), *dw = up(&d, NULL, sizeof w);
-    int32_t *di = up(&d, NULL, sizeof ids);
+    float *dl = dev_new(&d, logits, sizeof logits), *dw = dev_new(&d, NULL, sizeof w);
+    int32_t *di = dev_new(&d, NULL, sizeof ids);
     for (int norm = 0; norm < 2; norm++) {
         ok(d.t->route(d.t, di, dw, dl, TOK, E, K, norm));
-        down(&d, ids, di, sizeof ids);
-        down(&d, w, dw, sizeof w);
+        dev_read(&d, ids, di, sizeof ids);
+        dev_read(&d, w, dw, sizeof w);
         add_digest(w, sizeof w);
         for (int t = 0; t < TOK; t++) {
             bool used[E] = {false};
@@ -247,24 +189,24 @@ static void routing(void) {
     assert_int_equal(d.t->route(d.t, di, dw, dl, 1, E, E + 1, true), ERR_ARG);
     /* NaN logits: ids stay those of experts, no two alike. */
     for (int i = 0; i < TOK * E; i++) logits[i] = i % 3 ? NAN : logits[i];
-    dl = up(&d, logits, sizeof logits);
+    dl = dev_new(&d, logits, sizeof logits);
     ok(d.t->route(d.t, di, dw, dl, TOK, E, K, true));
-    down(&d, ids, di, sizeof ids);
+    dev_read(&d, ids, di, sizeof ids);
     for (int i = 0; i < TOK * K; i++) {
         assert_in_range(ids[i], 0, E - 1);
         for (int j = i / K * K; j < i; j++) assert_int_not_equal(ids[i], ids[j]);
     }
     int32_t rows[3] = {5, 0, 29};
-    float *dg = up(&d, NULL, 3 * 7 * sizeof(float)), got[21], *many = up(&d, NULL, 1100 * sizeof(float));
+    float *dg = dev_new(&d, NULL, 3 * 7 * sizeof(float)), got[21], *many = dev_new(&d, NULL, 1100 * sizeof(float));
     ok(d.t->gather(d.t, dg, dl, rows, 3, 7));
-    down(&d, got, dg, sizeof got);
+    dev_read(&d, got, dg, sizeof got);
     for (int i = 0; i < 3; i++) assert_memory_equal(got + 7 * i, logits + rows[i] * 7, 28);
     int32_t list[1100]; /* more than one launch holds */
     for (int i = 0; i < 1100; i++) list[i] = i * 3 % TOK;
     ok(d.t->gather(d.t, many, dl, list, 1100, 1));
     memset(list, 0, sizeof list); /* the call has its own copy */
     float all[1100];
-    down(&d, all, many, sizeof all);
+    dev_read(&d, all, many, sizeof all);
     for (int i = 0; i < 1100; i++) assert_memory_equal(&all[i], &logits[i * 3 % TOK], 4);
     dev_close(&d);
 }
@@ -275,19 +217,19 @@ static void embeddings(void) {
     enum { ROWS = 50, COLS = 512 };
     static const int32_t ids[] = {0, 49, 17, 17, 31};
     struct dev d;
-    dev_open(&d, &small);
-    for (int t = 0; t < N_TYPE; t++, next_case(&d)) {
+    dev_open(&d, &small, ARENA);
+    for (int t = 0; t < N_TYPE; t++, dev_next_case(&d)) {
         uint8_t *file = ref_random_rows(types[t], ROWS, COLS, 9);
         void *strips = ref_strips(types[t], file, ROWS, COLS);
         struct strip_layout l;
         size_t row;
         assert_true(strip_layout(&l, types[t], ROWS, COLS) && quant_row_bytes(&row, types[t], COLS));
-        struct mat w = {up(&d, strips, l.bytes), types[t], ROWS, COLS};
-        float x[5 * COLS], want[COLS], *dx = up(&d, NULL, sizeof x);
+        struct mat w = {dev_new(&d, strips, l.bytes), types[t], ROWS, COLS};
+        float x[5 * COLS], want[COLS], *dx = dev_new(&d, NULL, sizeof x);
         for (int k = 0; k < 2; k++) {
             float scale = k ? 22.5f : 1;
             ok(d.t->embed(d.t, dx, &w, ids, 5, scale));
-            down(&d, x, dx, sizeof x);
+            dev_read(&d, x, dx, sizeof x);
             add_digest(x, sizeof x);
             for (int i = 0; i < 5; i++) {
                 quant_decode_row(types[t], file + (size_t)ids[i] * row, want, COLS);
@@ -337,16 +279,16 @@ static void product_case(struct dev *d, int type, int64_t rows, int64_t cols) {
     ref_matmul_contract(want, size, type, file, rows, cols, x, MAX_TOK, bias);
     struct strip_layout l;
     assert_true(strip_layout(&l, type, rows, cols));
-    struct mat w = {up(d, strips, l.bytes), type, rows, cols};
-    float *dx = up(d, x, (size_t)(MAX_TOK * cols) * 4), *db = up(d, bias, (size_t)rows * 4), *dy = up(d, NULL, (out + 64) * 4);
+    struct mat w = {dev_new(d, strips, l.bytes), type, rows, cols};
+    float *dx = dev_new(d, x, (size_t)(MAX_TOK * cols) * 4), *db = dev_new(d, bias, (size_t)rows * 4), *dy = dev_new(d, NULL, (out + 64) * 4);
     for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
         int n = counts[k], t0 = k ? (int)k : 0;
         struct matmul m = {.x = dx + t0 * cols, .cols = cols, .n_tok = n, .n = 1, .out = {{&w, dy, db}}};
         ok(gpu_fill(d->stream, dy, 0xff, (out + 64) * 4));
         ok(d->t->matmul(d->t, &m));
         float past[64];
-        down(d, y, dy, (size_t)(n * rows) * 4);
-        down(d, past, dy + n * rows, sizeof past);
+        dev_read(d, y, dy, (size_t)(n * rows) * 4);
+        dev_read(d, past, dy + n * rows, sizeof past);
         for (int i = 0; i < 64; i++) assert_true(isnan(past[i]));
         if (k == 0) memcpy(all, y, out * 4);
         for (int64_t i = 0; i < n * rows && k == 0; i++)
@@ -362,13 +304,13 @@ static void product_case(struct dev *d, int type, int64_t rows, int64_t cols) {
     }
     add_digest(all, out * 4);
     free(file), free(strips), free(x), free(bias), free(want), free(size), free(all), free(y);
-    next_case(d);
+    dev_next_case(d);
 }
 
 static void products(void) {
     static const int64_t rows[] = {1, 15, 16, 17, 172};
     struct dev d;
-    dev_open(&d, &small);
+    dev_open(&d, &small, ARENA);
     for (int t = 0; t < N_TYPE; t++) {
         int64_t block = quant_info(types[t])->block_elems;
         const int64_t cols[] = {block, block == 1 ? 33 : block * 3, block == 1 ? 512 : block * 2};
@@ -382,30 +324,30 @@ static void products(void) {
 static void product_edges(void) {
     enum { COLS = 256 };
     struct dev d;
-    dev_open(&d, &small);
+    dev_open(&d, &small, ARENA);
     void *q4 = ref_random_rows(QT_Q4_K, 20, COLS, 5), *s4 = ref_strips(QT_Q4_K, q4, 20, COLS);
     void *f16 = ref_random_rows(QT_F16, 33, COLS, 6), *s16 = ref_strips(QT_F16, f16, 33, COLS);
     struct strip_layout l4, l16;
     assert_true(strip_layout(&l4, QT_Q4_K, 20, COLS) && strip_layout(&l16, QT_F16, 33, COLS));
-    struct mat a = {up(&d, s4, l4.bytes), QT_Q4_K, 20, COLS}, b = {up(&d, s16, l16.bytes), QT_F16, 33, COLS};
+    struct mat a = {dev_new(&d, s4, l4.bytes), QT_Q4_K, 20, COLS}, b = {dev_new(&d, s16, l16.bytes), QT_F16, 33, COLS};
     uint64_t seed = 1;
     float *x = normals(3 * COLS, &seed, 1), ya[60], yb[99];
     double want[99], size[99];
-    float *da = up(&d, NULL, sizeof ya), *db = up(&d, NULL, sizeof yb), *dx = up(&d, x, 3 * COLS * 4);
+    float *da = dev_new(&d, NULL, sizeof ya), *db = dev_new(&d, NULL, sizeof yb), *dx = dev_new(&d, x, 3 * COLS * 4);
     struct matmul m = {.x = dx, .cols = COLS, .n_tok = 3, .n = 2, .out = {{&a, da, NULL}, {&b, db, NULL}}};
     ok(d.t->matmul(d.t, &m));
-    down(&d, ya, da, sizeof ya);
-    down(&d, yb, db, sizeof yb);
+    dev_read(&d, ya, da, sizeof ya);
+    dev_read(&d, yb, db, sizeof yb);
     ref_matmul_contract(want, size, QT_Q4_K, q4, 20, COLS, x, 3, NULL);
     for (int i = 0; i < 60; i++) assert_true(fabs(ya[i] - want[i]) <= ref_matmul_tolerance(QT_Q4_K, COLS) * size[i]);
     ref_matmul_contract(want, size, QT_F16, f16, 33, COLS, x, 3, NULL);
     for (int i = 0; i < 99; i++) assert_true(fabs(yb[i] - want[i]) <= ref_matmul_tolerance(QT_F16, COLS) * size[i]);
     for (int at = 0; at < COLS; at += 17) {
         for (int i = 0; i < COLS; i++) x[i] = i == at ? NAN : 1;
-        dx = up(&d, x, COLS * 4);
+        dx = dev_new(&d, x, COLS * 4);
         struct matmul one = {.x = dx, .cols = COLS, .n_tok = 1, .n = 1, .out = {{&a, da, NULL}}};
         ok(d.t->matmul(d.t, &one));
-        down(&d, ya, da, 20 * 4);
+        dev_read(&d, ya, da, 20 * 4);
         for (int r = 0; r < 20; r++) assert_true(isnan(ya[r]));
     }
     struct mat tall = {a.data, QT_F32, 601, 8}, wide = {a.data, QT_F32, 16, 8192}, bad = {a.data, QT_IQ2_S, 16, 256};
@@ -443,7 +385,7 @@ static void expert_case(struct dev *d, int type) {
             free(s);
         }
         bytes[i] = l.bytes;
-        w[i] = (struct mat){up(d, strips, EXPERTS * l.bytes), type, rows, cols};
+        w[i] = (struct mat){dev_new(d, strips, EXPERTS * l.bytes), type, rows, cols};
         free(file), free(strips);
     }
     float *x = normals(TOK * DIM, &seed, 0.125f), weight[TOK * USED], y[TOK * DIM], part[DIM];
@@ -453,14 +395,14 @@ static void expert_case(struct dev *d, int type) {
             ids[t * USED + k] = (first + 5 * k) % EXPERTS;
             weight[t * USED + k] = test_uniform(&seed, 0, 1);
         }
-    float *dx = up(d, x, TOK * DIM * 4), *dw = up(d, weight, sizeof weight), *dy = up(d, NULL, sizeof y);
-    float *dg = up(d, NULL, FF * 4), *du = up(d, NULL, FF * 4), *dp = up(d, NULL, DIM * 4);
-    int32_t *di = up(d, ids, sizeof ids);
+    float *dx = dev_new(d, x, TOK * DIM * 4), *dw = dev_new(d, weight, sizeof weight), *dy = dev_new(d, NULL, sizeof y);
+    float *dg = dev_new(d, NULL, FF * 4), *du = dev_new(d, NULL, FF * 4), *dp = dev_new(d, NULL, DIM * 4);
+    int32_t *di = dev_new(d, ids, sizeof ids);
     struct experts_args a = {.y = dy, .x = dx, .ids = di, .weight = dw, .n_tok = TOK, .n_used = USED, .n_expert = EXPERTS,
                              .gate = w[0], .up = w[1], .down = w[2], .act = ACT_SILU};
     ok(d->t->experts(d->t, &a));
     ok(gpu_ops_check(d->ops));
-    down(d, y, dy, sizeof y);
+    dev_read(d, y, dy, sizeof y);
     add_digest(y, sizeof y);
     for (int t = 0; t < TOK; t++) {
         float want[DIM] = {0};
@@ -475,7 +417,7 @@ static void expert_case(struct dev *d, int type) {
             ok(d->t->matmul(d->t, &in));
             ok(d->t->glu(d->t, dg, dg, du, FF, ACT_SILU));
             ok(d->t->matmul(d->t, &out));
-            down(d, part, dp, sizeof part);
+            dev_read(d, part, dp, sizeof part);
             for (int i = 0; i < DIM; i++) want[i] = fmaf(weight[t * USED + k], part[i], want[i]);
         }
         for (int i = 0; i < DIM; i++)
@@ -483,19 +425,19 @@ static void expert_case(struct dev *d, int type) {
                 fail_msg("experts %s: token %d element %d is %.9g, its parts give %.9g", quant_name(type), t, i, y[t * DIM + i], want[i]);
     }
     ids[7] = EXPERTS;
-    a.ids = up(d, ids, sizeof ids);
+    a.ids = dev_new(d, ids, sizeof ids);
     ok(d->t->experts(d->t, &a));
     assert_int_equal(gpu_ops_check(d->ops), ERR_ARG);
     ok(gpu_ops_check(d->ops));
     a.down.cols = FF / 2;
     assert_int_equal(d->t->experts(d->t, &a), ERR_ARG);
     free(x);
-    next_case(d);
+    dev_next_case(d);
 }
 
 static void experts(void) {
     struct dev d;
-    dev_open(&d, &small);
+    dev_open(&d, &small, ARENA);
     expert_case(&d, QT_F32);
     expert_case(&d, QT_F16);
     expert_case(&d, QT_Q4_K);
@@ -554,14 +496,14 @@ static void device_kv(struct dev *d, struct device_kv *dk, const struct kv *host
     dk->kv = *host;
     dk->layer = host->layers[0];
     dk->kv.layers = &dk->layer;
-    dk->layer.base = up(d, NULL, host->layers[0].bytes);
+    dk->layer.base = dev_new(d, NULL, host->layers[0].bytes);
 }
 
 /* Positions 0 .. n are stored on both sides; the bytes are the same. */
 static void put_both(struct dev *d, struct device_kv *dk, struct kv *host, int64_t n, const float *k, const float *v, uint64_t *seed) {
     const struct kv_layer *l = &host->layers[0];
     size_t nk = (size_t)(l->n_kv * l->head_dim_k), nv = (size_t)(l->n_kv * l->head_dim_v);
-    float *dkk = up(d, k, (size_t)n * nk * 4), *dv = up(d, v, (size_t)n * nv * 4);
+    float *dkk = dev_new(d, k, (size_t)n * nk * 4), *dv = dev_new(d, v, (size_t)n * nv * 4);
     for (int64_t p = 0; p < n;) {
         int64_t part = 1 + (int64_t)(test_rand(seed) % 300);
         if (part > n - p) part = n - p;
@@ -577,7 +519,7 @@ static void put_both(struct dev *d, struct device_kv *dk, struct kv *host, int64
 static void same_bytes(struct dev *d, const struct device_kv *dk, const struct kv *host, const struct shape *s) {
     const struct kv_layer *l = &host->layers[0];
     unsigned char *got = malloc(l->bytes);
-    down(d, got, dk->layer.base, l->bytes);
+    dev_read(d, got, dk->layer.base, l->bytes);
     for (size_t i = 0; i < l->bytes; i++)
         if (got[i] != l->base[i])
             fail_msg("%s: byte %zu of head byte %zu is %02x, want %02x (V at %zu)", describe(s), i, i % l->head_bytes, got[i],
@@ -588,9 +530,9 @@ static void same_bytes(struct dev *d, const struct device_kv *dk, const struct k
 
 static void stored_bytes(void) {
     struct dev d;
-    dev_open(&d, &small);
+    dev_open(&d, &small, ARENA);
     uint64_t seed = 3;
-    for (int i = 0; i < 25; i++, next_case(&d)) {
+    for (int i = 0; i < 25; i++, dev_next_case(&d)) {
         struct shape s = random_shape(&seed, i);
         int64_t n = 1 + (int64_t)(test_rand(&seed) % 400);
         s.window = 0;
@@ -628,20 +570,20 @@ static void check_rows(const struct attn_args *a, const float *o, const struct s
 static void attend(struct dev *d, const struct device_kv *dk, const struct attn_args *a, float *o, size_t n_o, size_t n_q) {
     struct attn_args g = *a;
     g.kv = (struct kv *)&dk->kv;
-    g.q = up(d, a->q, n_q * 4);
-    g.o = up(d, NULL, n_o * 4);
+    g.q = dev_new(d, a->q, n_q * 4);
+    g.o = dev_new(d, NULL, n_o * 4);
     ok(d->t->attn(d->t, &g));
     ok(gpu_ops_check(d->ops));
-    down(d, o, g.o, n_o * 4);
+    dev_read(d, o, g.o, n_o * 4);
     add_digest(o, n_o * 4);
 }
 
 static void attention(void) {
     int n_case = getenv("TEST_CASES") ? atoi(getenv("TEST_CASES")) : 25;
     struct dev d;
-    dev_open(&d, &small);
+    dev_open(&d, &small, ARENA);
     uint64_t seed = getenv("TEST_SEED") ? strtoull(getenv("TEST_SEED"), NULL, 10) : 1;
-    for (int i = 0; i < n_case; i++, next_case(&d)) {
+    for (int i = 0; i < n_case; i++, dev_next_case(&d)) {
         struct shape s = random_shape(&seed, i);
         int n_head = s.n_kv * s.group;
         int64_t n = s.pos0 + s.n_tok;
@@ -668,7 +610,7 @@ static void rings(void) {
     struct dev d;
     struct ops_limits l = small;
     l.n_ctx = 100000;
-    dev_open(&d, &l);
+    dev_open(&d, &l, ARENA);
     uint64_t seed = 5;
     struct kv *host = kv_of(&s, 100000, 10);
     assert_true(host->layers[0].ring);
@@ -678,7 +620,7 @@ static void rings(void) {
     size_t mark = gpu_arena_used(d.arena);
     for (s.pos0 = 0; s.pos0 < 1800; s.pos0 += 10) {
         float *k = normals(10 * 64, &seed, 1), *v = normals(10 * 64, &seed, 1), *q = normals(10 * 128, &seed, 1), o[10 * 128];
-        float *gk = up(&d, k, 10 * 64 * 4), *gv = up(&d, v, 10 * 64 * 4);
+        float *gk = dev_new(&d, k, 10 * 64 * 4), *gv = dev_new(&d, v, 10 * 64 * 4);
         ok(d.t->kv_put(d.t, &dk.kv, 0, s.pos0, 10, gk, gv));
         for (int t = 0; t < 10; t++) kv_put_ref(host, 0, s.pos0 + t, 0, k + t * 64, v + t * 64);
         struct attn_args a = {.q = q, .kv = host, .pos0 = s.pos0, .n_tok = 10, .n_head = 2, .window = 300, .scale = 0.125f};
@@ -700,21 +642,21 @@ static void rings(void) {
 static void bad_values(void) {
     struct shape s = {QT_F16, QT_Q8_0, 64, 64, 1, 2, 1, 0, 0};
     struct dev d;
-    dev_open(&d, &small);
+    dev_open(&d, &small, ARENA);
     struct kv *host = kv_of(&s, 400, 400);
     struct device_kv dk;
     device_kv(&d, &dk, host);
     float *x = calloc(400 * 128, sizeof *x), *y = calloc(400 * 128, sizeof *y);
     x[300 * 128 + 70] = 70000;
     x[350 * 128] = NAN;
-    float *dx = up(&d, x, 400 * 128 * 4), *dy = up(&d, y, 400 * 128 * 4);
+    float *dx = dev_new(&d, x, 400 * 128 * 4), *dy = dev_new(&d, y, 400 * 128 * 4);
     ok(d.t->kv_put(d.t, &dk.kv, 0, 0, 400, dx, dy));
     assert_int_equal(gpu_ops_check(d.ops), ERR_NUMERIC);
     assert_non_null(strstr(err_text(), "position 300"));
     ok(gpu_ops_check(d.ops));
     ok(d.t->kv_put(d.t, &dk.kv, 0, 0, 400, dy, dy));
     ok(gpu_ops_check(d.ops));
-    struct attn_args a = {.o = up(&d, NULL, 128 * 4), .q = dx + 350 * 128, .kv = &dk.kv, .pos0 = 399, .n_tok = 1, .n_head = 2, .scale = 1};
+    struct attn_args a = {.o = dev_new(&d, NULL, 128 * 4), .q = dx + 350 * 128, .kv = &dk.kv, .pos0 = 399, .n_tok = 1, .n_head = 2, .scale = 1};
     ok(d.t->attn(d.t, &a));
     assert_int_equal(gpu_ops_check(d.ops), ERR_NUMERIC);
     assert_non_null(strstr(err_text(), "position 399"));
