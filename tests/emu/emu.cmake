@@ -65,7 +65,8 @@ endfunction()
 
 # --- gpu/ on the emulator ---------------------------------------------------------------------------------------------------
 # Every source of the GPU back end, and tests/test_gpu_*.c against it: test_gpu_X_emu (sm_80), and _emu750, _emu700 where the
-# architecture changes what is tested. Label emu; the label gpu is for tests on a device.
+# architecture changes what is tested: there in one order, with two threads for blocks and with the real shuffles of warp_sum.
+# Label emu; the label gpu is for tests on a device.
 file(GLOB LH_GPU_SOURCES CONFIGURE_DEPENDS gpu/*.c gpu/*.cu)
 list(FILTER LH_GPU_SOURCES EXCLUDE REGEX "/none\\.c$")
 file(GLOB LH_GPU_TESTS CONFIGURE_DEPENDS tests/test_gpu_*.c)
@@ -76,7 +77,7 @@ foreach(arch 700 750 800)
     get_filename_component(name ${src} NAME_WE)
     if(arch EQUAL 800)
       string(APPEND name _emu)
-    elseif(name MATCHES "device|handover") # host code only
+    elseif(name MATCHES "device|handover|long") # the architecture changes nothing
       continue()
     else()
       string(APPEND name _emu${arch})
@@ -90,6 +91,11 @@ foreach(arch 700 750 800)
     endif()
     lh_add_test(${name} ${name})
     set_property(TEST ${name} APPEND PROPERTY LABELS emu)
+    if(arch EQUAL 750)
+      set_tests_properties(${name} PROPERTIES ENVIRONMENT "TEST_ORDERS=1;EMU_SHUFFLE_SUM=1")
+    elseif(arch EQUAL 700)
+      set_tests_properties(${name} PROPERTIES ENVIRONMENT "TEST_ORDERS=2;EMU_WORKERS=2")
+    endif()
   endforeach()
 endforeach()
 
