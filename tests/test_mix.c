@@ -91,6 +91,52 @@ static void other_mixes_have_published_sizes(void **s) {
     assert_int_equal(sum.bytes, 29036089344);
 }
 
+/* What llama-quantize --dry-run (llama.cpp v0.5.0) says of bf16 files of these shapes: MiB of tensors, two decimals. */
+static const enum mix theirs_of[] = {MIX_Q4_K_M, MIX_Q4_K_S, MIX_Q5_K_M, MIX_Q6_K, MIX_Q8_0, MIX_Q4_0, MIX_IQ4_XS};
+enum { N_THEIRS = sizeof theirs_of / sizeof *theirs_of };
+static const struct {
+    const char *name;
+    double mib[N_THEIRS];
+} theirs[] = {
+    {"qwen2.5-7b", {4460.45, 4245.58, 5186.92, 5958.79, 7717.68, 4220.43, 4047.72}},
+    {"qwen2.5-14b", {8566.04, 8170.57, 10016.35, 11557.31, 14968.52, 8117.45, 7801.27}},
+    {"qwen2.5-32b", {18926.01, 17908.51, 22178.82, 25634.93, 33202.08, 17771.01, 17036.55}},
+    {"qwen3-0.6b", {372.65, 359.84, 418.15, 466.50, 604.15, 358.21, 346.50}},
+    {"qwen3-1.7b", {1050.43, 1005.40, 1193.93, 1346.40, 1743.77, 999.90, 963.53}},
+    {"qwen3-4b", {2375.91, 2267.22, 2749.97, 3147.42, 4076.43, 2254.10, 2174.72}},
+    {"qwen3-8b", {4789.19, 4573.88, 5574.38, 6408.64, 8300.36, 4547.88, 4374.83}},
+    {"qwen3-14b", {8579.06, 8170.62, 10021.79, 11554.70, 14965.61, 8115.00, 7795.72}},
+    {"qwen3-32b", {18840.96, 17895.96, 22133.69, 25632.22, 33199.07, 17768.46, 17021.52}},
+    {"qwen3-30b-a3b", {17691.34, 16641.65, 20713.44, 23924.41, 30973.40, 16497.15, 15784.38}},
+    {"qwen3-30b-a3b-2507", {17691.34, 16641.65, 20713.44, 23924.41, 30973.40, 16497.15, 15784.38}},
+    {"qwen3.8-27b", {15770.35, 14853.78, 18329.72, 21049.06, 27260.56, 14749.41, 14479.56}},
+    {"qwen3.8-27b-mtp", {16021.46, 15081.70, 18620.21, 21381.38, 27690.97, 14977.32, 14695.60}},
+    {"qwen3.5-9b", {5357.88, 5093.25, 6157.88, 7007.88, 9075.67, 5056.75, 4975.25}},
+    {"qwen3.5-4b", {2572.86, 2434.65, 2922.08, 3293.12, 4264.29, 2415.59, 2401.41}},
+    {"qwen3.5-0.8b", {494.32, 471.39, 540.77, 590.12, 763.78, 467.77, 471.92}},
+    {"qwen3.6-35b-a3b", {20175.71, 18958.01, 23573.06, 27182.73, 35183.10, 18791.26, 18051.46}},
+    {"qwen3-next-80b-a3b", {46237.05, 43377.94, 54115.95, 62487.29, 80877.56, 42987.06, 41196.21}},
+    {"llama-3.1-8b", {4685.30, 4467.80, 5459.93, 6282.97, 8137.64, 4437.80, 4269.15}},
+    {"mistral-small-24b", {13662.36, 12914.08, 15979.86, 18442.21, 23886.58, 12811.58, 12285.33}},
+    {"gemma3-27b", {15773.62, 14941.42, 18372.37, 21133.55, 27371.45, 14839.70, 14197.39}},
+    {"generic-27b", {15665.74, 14793.16, 18309.49, 21118.48, 27352.99, 14673.16, 14055.98}},
+};
+
+static void every_shape_has_the_size_that_llama_cpp_gives_it(void **s) {
+    (void)s;
+    assert_int_equal(sizeof theirs / sizeof *theirs, shape_count());
+    for (int i = 0; i < shape_count(); i++) {
+        assert_string_equal(theirs[i].name, shape_at(i)->name);
+        for (int k = 0; k < N_THEIRS; k++) {
+            struct shape_totals sum;
+            shape_totals(&sum, shape_at(i), theirs_of[k]);
+            double mib = (double)sum.bytes / (1 << 20);
+            if (!(fabs(mib - theirs[i].mib[k]) <= 0.0051))
+                fail_msg("%s %s: %.3f MiB, llama-quantize %.2f", theirs[i].name, mix_name(theirs_of[k]), mib, theirs[i].mib[k]);
+        }
+    }
+}
+
 /* One tensor of a model of 32 dense blocks with 32/8 heads, first in its mix. */
 static int first_type(enum mix mix, const char *name, int64_t row) {
     struct mix_model m = {.n_block = 32, .n_head = 32, .n_kv = 8, .n_attn_v = 32};
@@ -214,6 +260,7 @@ int main(void) {
     const struct CMUnitTest t[] = {
         cmocka_unit_test(shapes_have_published_sizes),
         cmocka_unit_test(other_mixes_have_published_sizes),
+        cmocka_unit_test(every_shape_has_the_size_that_llama_cpp_gives_it),
         cmocka_unit_test(rows_that_do_not_fit_fall_back),
         cmocka_unit_test(special_models_have_exceptions),
         cmocka_unit_test(names_are_parsed),
