@@ -171,6 +171,18 @@ static void errors_do_not_grow_with_the_context(void **state) {
     }
 }
 
+/* The dims of real models: both forms stay within 1e-5 of the rule in double, so within 2e-5 of each other, for 262144 tokens. */
+static void both_forms_hold_for_262144_tokens_of_real_size(void **state) {
+    (void)state;
+    enum isa isa;
+    assert_int_equal(isa_choose(&isa, NULL), 0);
+    for (int kind = ORDINARY; kind <= FORGETFUL; kind++) {
+        double worst = long_run(isa, kind, 128, 262144, 4096, 11);
+        printf("%s: largest error %.2g\n", kinds[kind], worst);
+        if (!(worst <= 1e-5)) fail_msg("%s: error %g after 262144 tokens, tolerance 1e-5", kinds[kind], worst);
+    }
+}
+
 /* --- the whole operation --------------------------------------------------------------------------------------------- */
 
 static struct cpu *open_delta(enum isa isa, int n_thread, const struct delta_shape *s, int n_tok) {
@@ -296,7 +308,9 @@ static void threads_give_the_same_bits(void **state) {
         }
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    const struct CMUnitTest slow[] = {cmocka_unit_test(both_forms_hold_for_262144_tokens_of_real_size)};
+    if (argc > 1 && !strcmp(argv[1], "slow")) return cmocka_run_group_tests(slow, NULL, NULL);
     const struct CMUnitTest t[] = {
         cmocka_unit_test(both_forms_follow_the_rule),
         cmocka_unit_test(errors_do_not_grow_with_the_context),
