@@ -99,6 +99,17 @@ foreach(arch 700 750 800)
   endforeach()
 endforeach()
 
+# The benches of bench/bench_gpu*.c on the emulated card, where their checks count and their times are simulated.
+file(GLOB LH_GPU_BENCHES CONFIGURE_DEPENDS bench/bench_gpu*.c)
+foreach(src IN LISTS LH_GPU_BENCHES)
+  get_filename_component(name ${src} NAME_WE)
+  add_executable(${name}_emu ${src})
+  set_target_properties(${name}_emu PROPERTIES LH_GPU_BACK_END lh_gpu_emu_800)
+  target_link_libraries(${name}_emu PRIVATE lh_gpu_emu_800 longhaul)
+  lh_add_test(${name}_emu ${name}_emu --small)
+  set_property(TEST ${name}_emu APPEND PROPERTY LABELS emu)
+endforeach()
+
 # The program on the emulated card: what it says about cards and their absence.
 if(TARGET longhaul_cli)
   add_executable(longhaul_emu ${CLI_SOURCES})
