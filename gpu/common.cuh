@@ -48,4 +48,26 @@ __device__ __forceinline__ void rotate_shared(float *x, int count, int n) {
     __syncthreads();
 }
 
+/* --- numbers beyond half's range: exact powers of two, undone on the result --------------------------------------------- */
+
+/* x 2^e for |e| <= 252: exact while the result is a normal number, and never infinite on the way. */
+__device__ __forceinline__ float times_pow2(float x, int e) {
+    int a = max(-126, min(126, e)), b = max(-126, min(126, e - a));
+    return __fmul_rn(__fmul_rn(x, __int_as_float((a + 127) << 23)), __int_as_float((b + 127) << 23));
+}
+
+/* e such that numbers of at most `most`, times 2^-e, lie within 2^15 in half. 0 where they are at home there as they are:
+ * between 2^-6 and 2^15, where half's smallest step, 2^-24, is 2^-18 of `most` or less. So results rarely need scaling. */
+__device__ __forceinline__ int half_exponent(float most) {
+    if (!(most > 0 && most < INFINITY) || (most >= 0x1p-6f && most <= 0x1p15f)) return 0;
+    int e;
+    frexpf(most, &e);
+    return e - 15;
+}
+
+/* Two numbers as half, the first in the low bits. */
+__device__ __forceinline__ uint32_t half_pair(float a, float b) {
+    return __half_as_ushort(__float2half_rn(a)) | (uint32_t)__half_as_ushort(__float2half_rn(b)) << 16;
+}
+
 #endif

@@ -74,6 +74,45 @@ cudaError_t matvec_launch(const struct matvec_args *a, cudaStream_t st);
 /* n_block blocks of 32 elements, all tokens one after the other. */
 cudaError_t quantise_launch(struct gpu_xq *xq, const float *x, int64_t n_block, cudaStream_t st);
 
+/* --- dequant.cu ---------------------------------------------------------------------------------------------------------- */
+
+/* Rows row0 .. row0 + n_row (row0 a multiple of STRIP_ROWS) of n_matrix matrices of a stack, decoded: out [n_matrix, n_row
+ * rounded up to STRIP_ROWS, ld], zeros from cols to ld: f32 of F32, else half of W 2^-exp with exp per row of `out` (F16: as
+ * they are, exp not written). With starts, matrices that no choice uses (starts[i] == starts[i + 1]) are left out. */
+struct dequant_args {
+    struct gpu_mat w;
+    void *out;
+    int *exp;
+    const int *starts;   /* ?[n_expert + 1] */
+    size_t matrix_bytes; /* from one matrix to the next */
+    int64_t row0, n_row, ld, first_matrix, n_matrix;
+};
+cudaError_t dequant_launch(const struct dequant_args *a, cudaStream_t st);
+/* y[r] = half(x[r] 2^-exp[r]) of n_row rows; ld even. */
+cudaError_t to_half_launch(uint16_t *y, int *exp, const float *x, int64_t n_row, int64_t cols, int64_t ld, cudaStream_t st);
+/* y[t * ld + r] = y[t * ld + r] 2^(token[t] + row[r]) + bias[r]; each ?. */
+cudaError_t gemm_finish_launch(float *y, int64_t ld, int64_t n_row, int n_tok, const int *token, const int *row,
+                               const float *bias, cudaStream_t st);
+
+/* --- experts.cu ---------------------------------------------------------------------------------------------------------- */
+
+/* Choices by expert: expert e has list[starts[e] .. starts[e + 1]], in order. An expert that does not exist: *bad becomes 0,
+ * and the choice counts as one of expert 0. */
+cudaError_t expert_group_launch(int *starts, int *list, const int32_t *ids, int n_choice, int n_expert,
+                                unsigned long long *bad, cudaStream_t st);
+
+/* y[choice, row0 + r] = W[expert of choice] x[choice / x_div] for rows 0 .. n_row of n_matrix experts that dequant_launch has
+ * decoded. */
+struct expert_gemm_args {
+    const uint16_t *w, *x;       /* [n_matrix, n_row rounded up to STRIP_ROWS, ld], [*, ld] */
+    const int *w_exp, *x_exp;    /* ? per row */
+    float *y;                    /* [n_choice, rows] */
+    const int *starts, *list;
+    int64_t ld, row0, n_row, rows;
+    int first_expert, n_matrix, n_expert, n_choice, x_div, pad;
+};
+cudaError_t expert_gemm_launch(const struct expert_gemm_args *a, cudaStream_t st);
+
 /* --- attn_decode.cu ------------------------------------------------------------------------------------------------------ */
 
 /* A layer of struct kv (core/kv.h). */
@@ -117,6 +156,32 @@ struct delta_args_gpu {
 };
 /* work: delta_work_bytes (gpu/sizes.h) */
 cudaError_t delta_launch(const struct delta_args_gpu *a, void *work, cudaStream_t st);
+
+/* --- attn_prefill.cu ----------------------------------------------------------------------------------------------------- */
+
+/* Attention of many tokens over pages page_first .. page_end of a layer. The pages a query sees may come in several calls, in
+ * order, with the same everything else: `first` starts, calls between carry on, `last` finishes; in between o and state hold
+ * what has been added up so far, and how the pages are divided does not change a bit of the result. Pages that no query sees
+ * may be left out. */
+struct attn_prefill_args {
+    struct gpu_kv kv;
+    float *o;             /* [n_tok, n_head, dim_v] */
+    const float *q;       /* [n_tok, n_head, dim_k], needed with `first` */
+    uint16_t *q_half;     /* scratch [n_tok * n_head, dim_k rounded up to 16] */
+    int *q_exp;           /* scratch [n_tok * n_head] */
+    float *state;         /* scratch [n_tok * n_head, ATTN_STATE]: largest score, exponent of o, 4 partial sums of the softmax */
+    uint16_t *stage;      /* scratch [attn_stage_halves] when K or V is not F16: the pages of the call as half */
+    int *stage_exp;       /* scratch [pages * n_kv * 2] likewise */
+    int64_t pos0, window, page_first, page_end;
+    size_t smem_bytes;    /* most shared memory of a block on this device */
+    int n_tok, n_head, first, last;
+    float scale;          /* of q.k */
+    int pad;
+    unsigned long long *bad;
+};
+/* Halves that one page takes in stage: 0 when both K and V are F16 and are read where they are. */
+size_t attn_stage_halves(const struct gpu_kv *kv);
+cudaError_t attn_prefill_launch(const struct attn_prefill_args *a, cudaStream_t st);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,5 @@
-/* ops.c: the GPU's table of operations (core/ops.h): checks shapes, keeps scratch, launches on one stream. First version,
- * correct before fast: products of more than 8 tokens read the weights once per 8 tokens, attention reads K and V once per
- * 8 query rows, and experts are taken choice by choice. */
+/* ops.c: the GPU's table of operations (core/ops.h): checks shapes, keeps scratch, launches on one stream. Few tokens go through
+ * matvec.cu and attn_decode.cu, from PREFILL_MIN_TOK on through gemm.c and attn_prefill.cu. */
 #include "core/err.h"
 #include "core/kv.h"
 #include "core/mem.h"
@@ -25,6 +24,8 @@ struct gpu_ops {
     float *d_gate, *d_up;       /* [n_choice, cols] of experts; up takes the output of down as well */
     float *d_part;              /* attention: [ATTN_TOKENS * n_head, runs, head_dim + 2] */
     void *d_delta;              /* Gated DeltaNet layers in chunks */
+    struct gpu_gemm *gemm;      /* NULL: opened for fewer than PREFILL_MIN_TOK tokens */
+    unsigned char *d_pass;      /* scratch of one call of many tokens: of gemm.c, or of attention */
     unsigned long long *d_bad;  /* [N_BAD] smallest positions of what went wrong */
     unsigned long long *bad;    /* pinned copy */
 };
@@ -157,6 +158,7 @@ static int op_matmul(struct ops *ops, const struct matmul *m) {
         if (rc) return rc;
         quantised |= !is_plain(w[i].type);
     }
+    if (m->n_tok >= PREFILL_MIN_TOK) return gpu_gemm_matmul(o->gemm, m, w);
     if (quantised) rc = quantise(o, m->x, m->n_tok, m->cols);
     for (int i = 0; i < m->n && !rc; i++) {
         struct matvec_args a = {.w = w[i], .xq = o->d_xq, .x = m->x, .y = m->out[i].y, .bias = m->out[i].bias, .n_col = m->n_tok};
@@ -179,31 +181,51 @@ static int check_experts(const struct gpu_ops *o, const struct experts_args *a) 
     return 0;
 }
 
-/* y[choice] = W[ids[choice]] x[choice / x_div] of a stack, x already quantised where the type asks for it. */
-static int expert_product(struct gpu_ops *o, float *y, const struct mat *stack, const float *x, const struct experts_args *a, int x_div) {
-    struct matvec_args v = {.xq = o->d_xq, .x = x, .y = y, .n_col = a->n_tok * a->n_used, .ids = a->ids, .x_div = x_div,
-                            .n_expert = a->n_expert, .bad = o->d_bad + BAD_EXPERT};
-    int rc = mat_of(&v.w, stack);
-    if (rc) return rc;
-    int64_t n_strip = (stack->rows + STRIP_ROWS - 1) / STRIP_ROWS;
-    v.expert_bytes = (size_t)n_strip * v.w.strip_bytes;
-    return launched(o, matvec_launch(&v, o->stream->s), "experts");
+static size_t expert_bytes(const struct gpu_mat *w) {
+    return (size_t)((w->rows + STRIP_ROWS - 1) / STRIP_ROWS) * w->strip_bytes;
+}
+
+/* y[choice] = W[ids[choice]] x[choice / x_div] of a stack, choice by choice. x: rows of f32. */
+static int choice_product(struct gpu_ops *o, float *y, const struct gpu_mat *w, const float *x, const struct experts_args *a, int x_div,
+                          enum gpu_gemm_input input) {
+    struct matvec_args v = {.w = *w, .xq = o->d_xq, .x = x, .y = y, .n_col = (int64_t)a->n_tok * a->n_used, .ids = a->ids,
+                            .x_div = x_div, .n_expert = a->n_expert, .expert_bytes = expert_bytes(w), .bad = o->d_bad + BAD_EXPERT};
+    int rc = is_plain(w->type) || input == GEMM_SAME_ROWS ? 0 : quantise(o, x, v.n_col / x_div, w->cols);
+    return rc ? rc : launched(o, matvec_launch(&v, o->stream->s), "experts");
+}
+
+/* Whether the choices are worth grouping by expert: each expert's weights would otherwise be read once per choice. As in
+ * PREFILL_MIN_TOK, decoding all of them costs about as much as four readings. F32 experts keep their precision and are taken
+ * choice by choice. */
+static bool is_grouped(const struct experts_args *a, const struct gpu_mat *w) {
+    return w->type != QT_F32 && a->n_tok >= PREFILL_MIN_TOK && (int64_t)a->n_tok * a->n_used >= 4 * (int64_t)a->n_expert;
 }
 
 static int op_experts(struct ops *ops, const struct experts_args *a) {
     struct gpu_ops *o = (struct gpu_ops *)ops;
+    struct gpu_mat gate, up, down;
     int rc = usable(o);
     if (!rc) rc = check_experts(o, a);
+    if (!rc) rc = mat_of(&gate, &a->gate);
+    if (!rc) rc = mat_of(&up, &a->up);
+    if (!rc) rc = mat_of(&down, &a->down);
     if (rc) return rc;
-    int64_t n_choice = (int64_t)a->n_tok * a->n_used, dim = a->gate.cols, n_ff = a->gate.rows;
-    if (!is_plain(a->gate.type) || !is_plain(a->up.type)) rc = quantise(o, a->x, a->n_tok, dim);
-    if (!rc) rc = expert_product(o, o->d_gate, &a->gate, a->x, a, a->n_used);
-    if (!rc) rc = expert_product(o, o->d_up, &a->up, a->x, a, a->n_used);
-    if (!rc) rc = op_glu(ops, o->d_gate, o->d_gate, o->d_up, n_choice * n_ff, a->act);
-    if (!rc && !is_plain(a->down.type)) rc = quantise(o, o->d_gate, n_choice, n_ff);
-    if (!rc) rc = expert_product(o, o->d_up, &a->down, o->d_gate, a, 1);
+    const int n_choice = a->n_tok * a->n_used;
+    const bool g = is_grouped(a, &gate), u = is_grouped(a, &up), d = is_grouped(a, &down);
+    if (g || u || d) rc = gpu_gemm_group(o->gemm, a->ids, n_choice, a->n_expert, o->d_bad + BAD_EXPERT);
+    if (!rc)
+        rc = g ? gpu_gemm_experts(o->gemm, o->d_gate, &gate, expert_bytes(&gate), a->x, a->n_tok, a->n_used, GEMM_NEW_ROWS)
+               : choice_product(o, o->d_gate, &gate, a->x, a, a->n_used, GEMM_NEW_ROWS);
+    enum gpu_gemm_input input = u == g && is_plain(up.type) == is_plain(gate.type) ? GEMM_SAME_ROWS : GEMM_NEW_ROWS;
+    if (!rc)
+        rc = u ? gpu_gemm_experts(o->gemm, o->d_up, &up, expert_bytes(&up), a->x, a->n_tok, a->n_used, input)
+               : choice_product(o, o->d_up, &up, a->x, a, a->n_used, input);
+    if (!rc) rc = op_glu(ops, o->d_gate, o->d_gate, o->d_up, (int64_t)n_choice * gate.rows, a->act);
+    if (!rc)
+        rc = d ? gpu_gemm_experts(o->gemm, o->d_up, &down, expert_bytes(&down), o->d_gate, n_choice, 1, GEMM_NEW_ROWS)
+               : choice_product(o, o->d_up, &down, o->d_gate, a, 1, GEMM_NEW_ROWS);
     if (rc) return rc;
-    return launched(o, expert_sum_launch(a->y, o->d_up, a->weight, a->n_tok, a->n_used, dim, o->stream->s), "experts");
+    return launched(o, expert_sum_launch(a->y, o->d_up, a->weight, a->n_tok, a->n_used, gate.cols, o->stream->s), "experts");
 }
 
 /* --- KV and attention ---------------------------------------------------------------------------------------------------- */
@@ -247,10 +269,10 @@ static int check_attn(const struct gpu_ops *o, const struct attn_args *a) {
     const struct kv_layer *l = &a->kv->layers[a->il];
     const struct ops_limits *lim = &o->limits;
     if (a->n_head < 1 || a->n_head % l->n_kv || a->n_head > lim->n_head || l->head_dim_k > lim->head_dim ||
-        l->head_dim_v > lim->head_dim || a->kv->n_ctx > lim->n_ctx)
-        return err_set(ERR_ARG, "attention of layer %d: %d query heads of size %d/%d over %d KV heads, context %lld; opened for %d"
-                       " heads of size %d, context %lld", a->il, a->n_head, l->head_dim_k, l->head_dim_v, l->n_kv,
-                       (long long)a->kv->n_ctx, lim->n_head, lim->head_dim, (long long)lim->n_ctx);
+        l->head_dim_v > lim->head_dim || l->n_kv > lim->n_kv || a->kv->n_ctx > lim->n_ctx || a->n_tok > lim->n_tok)
+        return err_set(ERR_ARG, "attention of layer %d: %d tokens, %d query heads of size %d/%d over %d KV heads, context %lld; opened"
+                       " for %d, %d of size %d over %d, context %lld", a->il, a->n_tok, a->n_head, l->head_dim_k, l->head_dim_v,
+                       l->n_kv, (long long)a->kv->n_ctx, lim->n_tok, lim->n_head, lim->head_dim, lim->n_kv, (long long)lim->n_ctx);
     if (a->window < 0 || (l->ring && (a->window == 0 || a->window > l->window)))
         return err_set(ERR_ARG, "attention of layer %d asks for a window of %lld, its KV cache keeps %lld", a->il,
                        (long long)a->window, (long long)l->window);
@@ -267,10 +289,35 @@ static int attn_step(struct gpu_ops *o, const struct attn_args *a, int t0, int n
     return launched(o, attn_decode_launch(&g, o->stream->s), "attention");
 }
 
+/* Many tokens: F16 pages all at once where they are, others in batches that fit the scratch. */
+static int attn_many(struct gpu_ops *o, const struct attn_args *a) {
+    const struct kv_layer *l = &a->kv->layers[a->il];
+    const struct gpu_attn_scratch at = gpu_attn_scratch_of(&o->limits);
+    struct attn_prefill_args g = {.kv = gpu_kv_of(l), .o = a->o, .q = a->q, .pos0 = a->pos0, .window = a->window,
+                                  .smem_bytes = o->g->info.smem_bytes, .n_tok = a->n_tok, .n_head = a->n_head, .first = 1,
+                                  .scale = a->scale, .bad = o->d_bad + BAD_ATTN};
+    g.q_half = (uint16_t *)(void *)(o->d_pass + at.q);
+    g.q_exp = (int *)(void *)(o->d_pass + at.q_exp);
+    g.state = (float *)(void *)(o->d_pass + at.state);
+    g.stage = (uint16_t *)(void *)(o->d_pass + at.stage);
+    g.stage_exp = (int *)(void *)(o->d_pass + at.stage_exp);
+    const int64_t lo = a->window && a->pos0 + 1 > a->window ? a->pos0 + 1 - a->window : 0, end = (a->pos0 + a->n_tok - 1) / KV_PAGE + 1;
+    const size_t page = attn_stage_halves(&g.kv) * sizeof(uint16_t);
+    const int64_t batch = page ? (int64_t)(at.stage_bytes / page) : end;
+    int rc = 0;
+    for (g.page_first = lo / KV_PAGE; !g.last && !rc; g.page_first = g.page_end, g.first = 0) {
+        g.page_end = end - g.page_first > batch ? g.page_first + batch : end;
+        g.last = g.page_end == end;
+        rc = launched(o, attn_prefill_launch(&g, o->stream->s), "attention");
+    }
+    return rc;
+}
+
 static int op_attn(struct ops *ops, const struct attn_args *a) {
     struct gpu_ops *o = (struct gpu_ops *)ops;
     int rc = usable(o);
     if (!rc) rc = check_attn(o, a);
+    if (!rc && a->n_tok >= PREFILL_MIN_TOK) return attn_many(o, a);
     /* Every step uses the same scratch: the stream keeps them in order. */
     for (int t = 0; t < a->n_tok && !rc; t += ATTN_TOKENS) rc = attn_step(o, a, t, a->n_tok - t < ATTN_TOKENS ? a->n_tok - t : ATTN_TOKENS);
     return rc;
@@ -331,7 +378,9 @@ int gpu_ops_open(struct gpu_ops **out, struct gpu *g, struct gpu_arena *a, struc
         o->d_part = (float *)(void *)(p + at.part);
         o->d_delta = p + at.delta;
         o->d_bad = (unsigned long long *)(void *)(p + at.bad);
-        rc = reset_bad(o);
+        o->d_pass = p + at.pass;
+        if (l->n_tok >= PREFILL_MIN_TOK) rc = gpu_gemm_open(&o->gemm, g, s, l, p + at.blas, o->d_pass);
+        if (!rc) rc = reset_bad(o);
     }
     if (rc) {
         gpu_arena_release(a, mark);
@@ -344,6 +393,7 @@ int gpu_ops_open(struct gpu_ops **out, struct gpu *g, struct gpu_arena *a, struc
 
 void gpu_ops_close(struct gpu_ops *o) {
     if (!o) return;
+    gpu_gemm_close(o->gemm);
     gpu_host_free(o->g, o->bad);
     free(o);
 }

@@ -39,9 +39,35 @@ struct delta_work {
 /* These works of a call of up to n_tok tokens, and the 3 inputs before each chunk that its convolution needs. */
 size_t delta_work_bytes(const struct ops_limits *l);
 
+/* Calls of fewer tokens go through matvec.cu, which reads the weights once per 8 tokens. A tensor-core product reads them
+ * once, but writes and reads them again as half: 4 bytes a weight, as much as 7 readings of Q4_K, 4 of Q8_0, 2 of F16. Four
+ * readings are about where the two meet. Attention changes at the same number, so that "prefill" is one thing. */
+enum { PREFILL_MIN_TOK = 33 };
+
+/* Decoded weights at a time: large enough that a tile fills the chip many times over (6500 rows of 5120 columns), small
+ * beside the weights; its rows are bounded too, for their exponents. cuBLAS recommends this workspace for its newest chips. */
+enum { GEMM_TILE_BYTES = 64 << 20, GEMM_TILE_ROWS = 65536, GEMM_ROW_STEP = 128, GEMM_WORKSPACE = 32 << 20 };
+struct gpu_gemm_scratch {
+    size_t x, x_exp;     /* inputs as half, their exponents */
+    size_t w_exp, tile;  /* weights as half, their exponents */
+    size_t starts, list; /* choices by expert */
+    size_t bytes, tile_bytes, workspace_bytes;
+};
+struct gpu_gemm_scratch gpu_gemm_scratch_of(const struct ops_limits *l);
+
+/* Attention of many tokens; pages that are turned into half come in batches of at most ATTN_STAGE_BYTES. */
+enum { ATTN_STAGE_BYTES = 64 << 20, ATTN_STATE = 6 /* floats per query row between batches */ };
+struct gpu_attn_scratch {
+    size_t q, q_exp, state, stage, stage_exp, bytes, stage_bytes;
+};
+struct gpu_attn_scratch gpu_attn_scratch_of(const struct ops_limits *l);
+
 /* Where each piece lies; sizes saturate at SIZE_MAX. */
 struct gpu_scratch {
-    size_t xq, gate, up, part, delta, bad, bytes;
+    size_t xq, gate, up, part, delta, bad;
+    size_t blas;  /* cuBLAS's workspace */
+    size_t pass;  /* of one call of many tokens, of gemm.c or of attention */
+    size_t bytes;
 };
 struct gpu_scratch gpu_scratch_of(const struct ops_limits *l);
 
