@@ -12,4 +12,10 @@
  * the rows are rotated in f32 is within that. Sums over positions: 2^-24 * (16 + sqrt(positions / 16)). */
 void ref_attn_row(double *o, double *tol, const struct attn_args *a, int tok);
 
+/* The same for products in half (11 bits) with f32 sums, as the GPU takes many tokens. Score: rounding of q, and of k where
+ * its type does not fit half exactly, 2^-11 of each product and independent: 4 * 2^-11 * sqrt(2 * sum (q k)^2) * scale; the
+ * smallest of a row, half's subnormals, 2^-25 (or 2^-39 of the largest, whichever is larger) of each. Weights and values:
+ * 2^-11 each of max|v|; weights below 2^-39 of the largest: 2^-40 times the positions. f32 parts as above. */
+void ref_attn_row_half(double *o, double *tol, const struct attn_args *a, int tok);
+
 #endif
