@@ -12,6 +12,10 @@
  *           (d = 0: q = 0); integer products are exact inside a 32- or 16-element scale group, then scaled and summed in
  *           f32. The result of a token does not depend on which other tokens share the call.
  *   attn    scores, softmax and output sums in f32 whatever the KV type; q against quantised K in at least 16 bits.
+ *   GPU, calls of PREFILL_MIN_TOK (gpu/sizes.h) tokens or more: x and weights, q, K, V and softmax weights become half (11 bits,
+ *           to nearest), with an exact power of two per token, per row of weights, per query row, and per page and head where
+ *           a value would leave half's range; products exact, sums and softmax in f32. F32 matmul weights as above. The order
+ *           of a token's sums depends on the shapes of the call, not on the other tokens' values.
  *   norms, RoPE, activations, router: f32 (sums of norms may be kept in double).
  *   delta   everything in f32, state included; sums of decay rates may be kept in double. */
 #ifndef LH_CORE_OPS_H

@@ -136,6 +136,8 @@ int gpu_probe_gemm(double *s, struct gpu_arena *a, struct gpu_stream *st, int m,
 /* The table of core/ops.h: each operation is enqueued on the stream and returns. Pointers are device addresses, except host
  * arrays that core/ops.h names, which may change as soon as the call has returned. `kv` is a host record whose layers'
  * bases are device addresses. Scratch comes from the arena: gpu_ops_scratch_bytes for these limits.
+ * When calls may have PREFILL_MIN_TOK tokens (gpu/sizes.h), opening also creates a cuBLAS handle, which takes device memory of its
+ * own, outside the arena: ERR_BUDGET when there is none. No call allocates. The same calls give the same bits.
  * ERR_UNSUPPORTED: heads wider than GPU_MAX_HEAD_DIM. */
 enum { GPU_MAX_HEAD_DIM = 256 };
 size_t gpu_ops_scratch_bytes(const struct ops_limits *l);
