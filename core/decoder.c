@@ -50,7 +50,7 @@ static void carve_all(struct decoder *d, struct carver *c, const struct model *m
     struct widths w = widths_of(m);
     for (int r = 0; r < m->n_rope; r++) d->cs[r] = carve(c, pass, m->ropes[r].n_rot);
     d->h = carve(c, chunk, m->dim);
-    d->q = carve(c, chunk, w.q);
+    d->q = d->part = carve(c, chunk, max64(w.q, m->dim));
     d->k = carve(c, chunk, w.k);
     d->v = carve(c, chunk, w.v);
     d->o = carve(c, chunk, w.o);
@@ -228,31 +228,35 @@ int decoder_mixer(struct decoder *d, int il, float *x, int t0, int n) {
     return d->model->layers[il].mixer == MIXER_DELTA ? delta_mixer(d, il, x, n) : attn_mixer(d, il, x, t0, n);
 }
 
-/* d->d = the FFN of every token, of width n_ff. */
-static int dense_ffn(struct decoder *d, int il, int n) {
+static const float *from_row(const void *bias, int64_t row0) { return bias ? (const float *)bias + row0 : NULL; }
+
+/* The bias of down comes with the first row. */
+static int dense_part(struct decoder *d, int il, float *y, const struct ffn_part *p, int n) {
     const struct layer *l = &d->model->layers[il];
     const void *const *at = d->w->layers[il].at;
     struct ops *o = d->ops;
-    struct mat gate = mat_of(&l->t[LT_FFN_GATE], at[LT_FFN_GATE]), up = mat_of(&l->t[LT_FFN_UP], at[LT_FFN_UP]);
+    struct mat gate = mat_of(&l->t[LT_FFN_GATE], p->gate), up = mat_of(&l->t[LT_FFN_UP], p->up),
+               down = mat_of(&l->t[LT_FFN_DOWN], p->down);
+    gate.rows = up.rows = down.cols = p->rows;
     struct matmul gu = {.x = d->h, .cols = gate.cols, .n_tok = n, .n = 2,
-                        .out = {{&gate, d->gate, at[LT_FFN_GATE_BIAS]}, {&up, d->up, at[LT_FFN_UP_BIAS]}}};
+                        .out = {{&gate, d->gate, from_row(at[LT_FFN_GATE_BIAS], p->row0)},
+                                {&up, d->up, from_row(at[LT_FFN_UP_BIAS], p->row0)}}};
     TRY(o->matmul(o, &gu));
-    TRY(o->glu(o, d->gate, d->gate, d->up, (int64_t)n * l->n_ff, d->model->act));
-    return product(d, il, d->d, LT_FFN_DOWN, LT_FFN_DOWN_BIAS, d->gate, n);
+    TRY(o->glu(o, d->gate, d->gate, d->up, (int64_t)n * p->rows, d->model->act));
+    struct matmul out = {.x = d->gate, .cols = p->rows, .n_tok = n, .n = 1,
+                         .out = {{&down, y, p->row0 ? NULL : at[LT_FFN_DOWN_BIAS]}}};
+    return o->matmul(o, &out);
 }
 
-static int expert_ffn(struct decoder *d, int il, int n) {
+static int expert_part(struct decoder *d, int il, float *y, const struct ffn_part *p, int n) {
     const struct model *m = d->model;
     const struct layer *l = &m->layers[il];
-    const void *const *at = d->w->layers[il].at;
     struct ops *o = d->ops;
-    TRY(product(d, il, d->router, LT_MOE_ROUTER, LT_COUNT, d->h, n));
-    TRY(o->route(o, d->expert_ids, d->expert_w, d->router, n, m->n_expert, m->n_expert_used, m->expert_normalise));
-    struct experts_args e = {.y = d->d, .x = d->h, .ids = d->expert_ids, .weight = d->expert_w, .n_tok = n,
+    struct experts_args e = {.y = y, .x = d->h, .ids = d->expert_ids, .weight = d->expert_w, .n_tok = n,
                              .n_used = m->n_expert_used, .n_expert = m->n_expert, .act = m->act,
-                             .gate = mat_of(&l->t[LT_MOE_GATE], at[LT_MOE_GATE]),
-                             .up = mat_of(&l->t[LT_MOE_UP], at[LT_MOE_UP]),
-                             .down = mat_of(&l->t[LT_MOE_DOWN], at[LT_MOE_DOWN])};
+                             .gate = mat_of(&l->t[LT_MOE_GATE], p->gate),
+                             .up = mat_of(&l->t[LT_MOE_UP], p->up),
+                             .down = mat_of(&l->t[LT_MOE_DOWN], p->down)};
     return o->experts(o, &e);
 }
 
@@ -272,14 +276,34 @@ static int shared_ffn(struct decoder *d, int il, float *x, int n) {
     return o->add_gated(o, x, d->d, d->shared_gate, n, m->dim);
 }
 
-int decoder_ffn(struct decoder *d, int il, float *x, int t0, int n) {
-    (void)t0; /* no position enters an FFN */
+int decoder_ffn_in(struct decoder *d, int il, const float *x, int n) {
     const struct model *m = d->model;
     struct ops *o = d->ops;
     TRY(o->rmsnorm(o, d->h, x, d->w->layers[il].at[LT_FFN_NORM], n, m->dim, m->eps));
-    TRY(m->layers[il].ffn == FFN_EXPERTS ? expert_ffn(d, il, n) : dense_ffn(d, il, n));
+    if (m->layers[il].ffn != FFN_EXPERTS) return 0;
+    TRY(product(d, il, d->router, LT_MOE_ROUTER, LT_COUNT, d->h, n));
+    return o->route(o, d->expert_ids, d->expert_w, d->router, n, m->n_expert, m->n_expert_used, m->expert_normalise);
+}
+
+int decoder_ffn_part(struct decoder *d, int il, float *y, const struct ffn_part *p, int n) {
+    return d->model->layers[il].ffn == FFN_EXPERTS ? expert_part(d, il, y, p, n) : dense_part(d, il, y, p, n);
+}
+
+int decoder_ffn_out(struct decoder *d, int il, float *x, int n) {
     TRY(add_part(d, il, x, LT_POST_FFN_NORM, n));
-    return m->n_ff_shared ? shared_ffn(d, il, x, n) : 0;
+    return d->model->n_ff_shared ? shared_ffn(d, il, x, n) : 0;
+}
+
+int decoder_ffn(struct decoder *d, int il, float *x, int t0, int n) {
+    (void)t0; /* no position enters an FFN */
+    const struct layer *l = &d->model->layers[il];
+    const void *const *at = d->w->layers[il].at;
+    bool dense = l->ffn != FFN_EXPERTS;
+    struct ffn_part all = {.rows = l->n_ff, .n_expert = d->model->n_expert, .gate = at[dense ? LT_FFN_GATE : LT_MOE_GATE],
+                           .up = at[dense ? LT_FFN_UP : LT_MOE_UP], .down = at[dense ? LT_FFN_DOWN : LT_MOE_DOWN]};
+    TRY(decoder_ffn_in(d, il, x, n));
+    TRY(decoder_ffn_part(d, il, d->d, &all, n));
+    return decoder_ffn_out(d, il, x, n);
 }
 
 int decoder_norm(struct decoder *d, float *h, const float *x, int n) {

@@ -47,6 +47,7 @@ struct decoder {
     float *expert_w;      /* [chunk, n_used] */
     int32_t *expert_ids;  /* [chunk, n_used] */
     float *shared_gate;   /* [chunk] */
+    float *part;          /* [chunk, dim] a further summand of an FFN; lies where q does, which is free by then */
     float *pair, *joined; /* [2 * chunk, dim] and [chunk, 2 * dim]: embeddings and hidden states of decoder_mtp */
     int32_t *join;        /* host [2 * chunk] order of the rows of `joined` in `pair`, owned */
 };
@@ -73,6 +74,17 @@ int decoder_embed(struct decoder *d, float *x, const int32_t *ids, int n);
 /* x [n, dim] += part(x) for n <= chunk tokens, the first of which is token t0 of the pass. */
 int decoder_mixer(struct decoder *d, int il, float *x, int t0, int n);
 int decoder_ffn(struct decoder *d, int il, float *x, int t0, int n);
+
+/* decoder_ffn in steps, for FFNs whose weights are in several places: what the parts give is added up in d->d.
+ * A part is a run of inner rows of a dense FFN (rows of gate and up, columns of down), or a run of experts. */
+struct ffn_part {
+    int64_t row0, rows;           /* dense */
+    int expert0, n_expert;        /* experts */
+    const void *gate, *up, *down; /* their matrices, or stacks, alone */
+};
+int decoder_ffn_in(struct decoder *d, int il, const float *x, int n); /* d->h = RMSNorm(x), and which experts are chosen */
+int decoder_ffn_part(struct decoder *d, int il, float *y, const struct ffn_part *p, int n); /* y [n, dim] = its summand */
+int decoder_ffn_out(struct decoder *d, int il, float *x, int n); /* x += RMSNorm?(d->d) + the expert that all tokens use */
 
 /* h [n, dim] = RMSNorm(x; output_norm): the hidden states that decoder_head multiplies, and what decoder_mtp starts from. */
 int decoder_norm(struct decoder *d, float *h, const float *x, int n);

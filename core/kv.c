@@ -91,7 +91,7 @@ int kv_open(struct kv **out, const struct kv_spec *spec) {
     kv->n_ctx = spec->n_ctx;
     for (int il = 0; il < kv->n_layer; il++) {
         struct kv_layer *l = &kv->layers[il];
-        if (!l->bytes) continue;
+        if (!l->bytes || (spec->held && !spec->held[il])) continue;
         l->base = mem_alloc(l->bytes, 64, "KV cache");
         if (!l->base) {
             rc = ERR_NOMEM;

@@ -42,6 +42,7 @@ struct kv_spec {
     int64_t n_ctx;                 /* positions, > 0 */
     int n_tok;                     /* most tokens of one pass: how much a window's ring must hold besides the window */
     int type_k, type_v;            /* enum quant_type */
+    const bool *held;              /* ?[n_layer] layers whose pages kv_open allocates; NULL: all. The others' bases stay NULL */
 };
 
 struct kv_layer {
@@ -71,7 +72,7 @@ struct kv {
  * ERR_ARG: a size out of range. ERR_BUDGET: the sum overflows. */
 int kv_plan(struct kv_layer *layers, size_t *bytes, const struct kv_spec *spec);
 
-/* Allocates the pages in host memory, untouched (sparse until written). The spec is not kept. */
+/* Allocates the pages in host memory, untouched (sparse until written). The spec is not kept. kv->bytes counts all layers. */
 int kv_open(struct kv **out, const struct kv_spec *spec);
 void kv_close(struct kv *kv);
 

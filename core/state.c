@@ -27,19 +27,34 @@ size_t state_bytes(const struct model *m) {
     return size_mul(&bytes, (size_t)n_parts(m), last_bytes(&m->delta) + s_bytes(&m->delta)) ? bytes : SIZE_MAX;
 }
 
-int state_open(struct state **out, const struct model *m) {
+int state_open_part(struct state **out, const struct model *m, const bool *held) {
     struct state *s = calloc(1, sizeof *s);
     if (!s) return err_set(ERR_NOMEM, "state: out of memory");
-    *s = (struct state){.n_layer = m->n_layer, .last_bytes = last_bytes(&m->delta), .bytes = state_bytes(m)};
+    *s = (struct state){.n_layer = m->n_layer, .last_bytes = last_bytes(&m->delta), .at = calloc((size_t)m->n_layer, sizeof *s->at)};
     s->layer_bytes = s->last_bytes + s_bytes(&m->delta);
-    s->slot = calloc((size_t)m->n_layer, sizeof *s->slot);
-    s->base = mem_alloc(s->bytes, 64, "recurrent state");
-    if (!s->slot || !s->base) {
-        bool text = !s->base; /* mem_alloc has said it */
+    if (!s->at) {
         state_close(s);
-        return text ? ERR_NOMEM : err_set(ERR_NOMEM, "state: out of memory");
+        return err_set(ERR_NOMEM, "state: out of memory");
     }
-    for (int il = 0, n = 0; il < m->n_layer; il++) s->slot[il] = m->layers[il].mixer == MIXER_DELTA ? n++ : -1;
+    for (int il = 0; il < m->n_layer; il++) {
+        s->at[il] = STATE_NONE;
+        if (m->layers[il].mixer != MIXER_DELTA || (held && !held[il])) continue;
+        s->at[il] = s->bytes;
+        if (!size_add(&s->bytes, s->bytes, s->layer_bytes)) s->bytes = SIZE_MAX;
+    }
+    *out = s;
+    return 0;
+}
+
+int state_open(struct state **out, const struct model *m) {
+    struct state *s;
+    int rc = state_open_part(&s, m, NULL);
+    if (rc) return rc;
+    s->base = mem_alloc(s->bytes, 64, "recurrent state");
+    if (!s->base) {
+        state_close(s);
+        return ERR_NOMEM;
+    }
     *out = s;
     return 0;
 }
@@ -47,7 +62,7 @@ int state_open(struct state **out, const struct model *m) {
 void state_close(struct state *s) {
     if (!s) return;
     mem_free(s->base);
-    free(s->slot);
+    free(s->at);
     free(s);
 }
 
@@ -68,7 +83,7 @@ static float normal(uint64_t *seed) {
 
 void state_fill_synthetic(struct state *s, uint64_t seed) {
     for (int il = 0; il < s->n_layer; il++) {
-        if (s->slot[il] < 0) continue;
+        if (s->at[il] == STATE_NONE) continue;
         float *last = state_last(s, il), *matrix = state_s(s, il);
         size_t n_last = s->last_bytes / sizeof(float), n = (s->layer_bytes - s->last_bytes) / sizeof(float);
         for (size_t i = 0; i < n_last; i++) last[i] = normal(&seed);

@@ -8,12 +8,14 @@
 
 #include "core/model.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#define STATE_NONE SIZE_MAX
 struct state {
     int n_layer;
-    int *slot;          /* [n_layer] place of the layer's part, -1: it has none; owned */
+    size_t *at;         /* [n_layer] offset of the layer's part from base, STATE_NONE: it has none here; owned */
     size_t last_bytes;  /* of the inputs of the convolution, in front of each part */
     size_t layer_bytes; /* of a part */
     size_t bytes;       /* of all parts: exactly what is allocated */
@@ -25,6 +27,9 @@ size_t state_bytes(const struct model *m);
 
 /* Allocates it in host memory, all zero: the state before the first token. ERR_NOMEM. */
 int state_open(struct state **out, const struct model *m);
+/* The same for some layers, those with held[il], without memory: base stays NULL, for the caller to set and to take back. The
+ * caller may also move the layers' offsets. */
+int state_open_part(struct state **out, const struct model *m, const bool *held);
 void state_close(struct state *s);
 
 /* Back to the state before the first token. */
@@ -36,10 +41,10 @@ void state_fill_synthetic(struct state *s, uint64_t seed);
 
 /* Parts of layer il, NULL in a plan. The layer has a state. */
 static inline float *state_last(const struct state *s, int il) {
-    return s->base ? (float *)(void *)(s->base + (size_t)s->slot[il] * s->layer_bytes) : NULL;
+    return s->base ? (float *)(void *)(s->base + s->at[il]) : NULL;
 }
 static inline float *state_s(const struct state *s, int il) {
-    return s->base ? (float *)(void *)(s->base + (size_t)s->slot[il] * s->layer_bytes + s->last_bytes) : NULL;
+    return s->base ? (float *)(void *)(s->base + s->at[il] + s->last_bytes) : NULL;
 }
 
 #endif

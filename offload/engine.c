@@ -1,4 +1,5 @@
-/* engine.c: an opened model, and sessions on it: the one pass loop. */
+/* engine.c: an opened model with its weights, and sessions on it: what may be evaluated when, and going back. Passes are
+ * executed by run.c. */
 #include "offload/engine.h"
 
 #include "core/decoder.h"
@@ -9,10 +10,12 @@
 #include "core/synth.h"
 #include "core/state.h"
 #include "cpu/pool.h"
+#include "gpu/gpu.h"
 #include "offload/clock.h"
+#include "offload/run.h"
 #include "offload/session.h"
 
-#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,26 +26,32 @@ struct engine {
     struct topo *topo;
     struct tokenizer *tok;
     struct home *home;
+    struct plan *placed;     /* ?the plan with a GPU that the weights were loaded for */
+    struct gpu *gpu;         /* ? */
+    struct gpu_arena *arena; /* ? */
+    bool in_use;             /* by a session that has the rest of the arena */
     double load_s;
 };
 
 struct session {
     struct engine *engine;
     struct plan plan;
-    struct cpu *cpu;
-    struct kv *kv;
-    struct state *state, *saved; /* NULL for models without; saved: the state at position saved_n */
-    int64_t saved_n;             /* -1: nothing is saved */
-    bool marked;                 /* by session_mark: passes do not replace it */
-    bool lost;                   /* a pass failed half way and `state` is of no position */
-    struct decoder *decoder;
+    struct run *run;
+    struct kv *kv;     /* of the run: positions */
+    bool state;        /* the model has a recurrent state */
+    int64_t saved_n;   /* position of its copy, -1: nothing is saved */
+    bool marked;       /* by session_mark: passes do not replace it */
+    bool lost;         /* a pass failed half way and the state, or a window, is of no position */
     float *rope_freqs; /* ?[n_rot/2] */
-    void *scratch;     /* of the decoder */
-    float *x;          /* [chunk_tokens, dim] */
-    float *logits;     /* [logits_rows, n_vocab]; the last row evaluated is at `last` */
-    float *last;
-    int *cores;
 };
+
+static void unload(struct engine *e) {
+    home_close(e->home);
+    gpu_arena_close(e->arena);
+    gpu_close(e->gpu);
+    free(e->placed);
+    e->home = NULL, e->arena = NULL, e->gpu = NULL, e->placed = NULL;
+}
 
 /* Takes g. */
 static int open_gguf(struct engine **out, struct gguf *g, const struct rope_user *rope) {
@@ -81,7 +90,7 @@ int engine_open_shape(struct engine **out, const char *shape, const struct rope_
 
 void engine_close(struct engine *e) {
     if (!e) return;
-    home_close(e->home);
+    unload(e);
     tokenizer_close(e->tok);
     topo_close(e->topo);
     if (e->model_ok) model_close(&e->model);
@@ -108,22 +117,37 @@ int engine_tokenizer(struct engine *e, const struct tokenizer **out) {
     return 0;
 }
 
-int engine_load(struct engine *e, int n_thread, progress_fn progress, void *arg, const volatile sig_atomic_t *stop) {
+/* One arena for both phases: the larger. */
+static int open_gpu(struct engine *e, const struct plan *p) {
+    size_t bytes = 0;
+    for (int ph = 0; ph < PLAN_PHASES; ph++) {
+        const struct plan_table *t = &p->phase[ph].vram;
+        size_t own = t->sum - t->runtime - t->headroom;
+        if (own > bytes) bytes = own;
+    }
+    e->placed = malloc(sizeof *e->placed);
+    if (!e->placed) return err_set(ERR_NOMEM, "engine: out of memory");
+    *e->placed = *p;
+    int rc = gpu_open(&e->gpu, 0);
+    return rc ? rc : gpu_arena_open(&e->arena, e->gpu, bytes);
+}
+
+int engine_load(struct engine *e, const struct plan *p, progress_fn progress, void *arg, const volatile sig_atomic_t *stop) {
     if (e->home) return err_set(ERR_ARG, "the weights are already loaded");
     double t = clock_s();
     struct pool *pool;
-    int rc = pool_open(&pool, n_thread, NULL, 0);
+    int rc = pool_open(&pool, p->n_thread, NULL, 0);
     if (rc) return rc;
-    rc = home_open(&e->home, &e->model);
+    if (p->gpu) rc = open_gpu(e, p);
+    if (!rc) rc = home_open(&e->home, &e->model, p, e->gpu, e->arena);
     if (!rc) rc = home_load(e->home, e->gguf, pool, progress, arg, stop);
     pool_close(pool);
-    if (rc) {
-        home_close(e->home);
-        e->home = NULL;
-    }
+    if (rc) unload(e);
     e->load_s = clock_s() - t;
     return rc;
 }
+
+size_t engine_pageable_bytes(const struct engine *e) { return e->home ? home_pageable_bytes(e->home) : 0; }
 
 int session_kv_spec(struct kv_spec *spec, struct kv_shape **shapes, const struct model *m, const struct plan *p) {
     *shapes = calloc((size_t)m->n_block, sizeof **shapes);
@@ -132,7 +156,7 @@ int session_kv_spec(struct kv_spec *spec, struct kv_shape **shapes, const struct
         const struct layer *l = &m->layers[il];
         (*shapes)[il] = (struct kv_shape){l->n_kv, l->head_dim_k, l->head_dim_v, l->window};
     }
-    *spec = (struct kv_spec){m->n_block, *shapes, p->n_ctx, p->chunk_tokens, p->type_k, p->type_v};
+    *spec = (struct kv_spec){m->n_block, *shapes, p->n_ctx, p->chunk_tokens, p->type_k, p->type_v, NULL};
     return 0;
 }
 
@@ -163,139 +187,75 @@ static int read_rope_freqs(struct session *s) {
     return home_read_vector(s->engine->gguf, t, s->rope_freqs);
 }
 
-static int open_cpu(struct session *s) {
-    struct cpu_opts o = session_cpu_opts(&s->engine->model, &s->plan);
-    s->cores = calloc((size_t)s->plan.n_thread, sizeof *s->cores);
-    if (!s->cores) return err_set(ERR_NOMEM, "session: out of memory");
-    o.n_core = topo_pick_cores(s->engine->topo, s->plan.n_thread, s->cores);
-    /* More threads than cores: let the system move them. */
-    o.cores = o.n_core >= s->plan.n_thread ? s->cores : NULL;
-    if (!o.cores) o.n_core = 0;
-    return cpu_open(&s->cpu, &o);
-}
-
-static int open_kv(struct session *s) {
-    struct kv_spec spec;
-    struct kv_shape *shapes;
-    int rc = session_kv_spec(&spec, &shapes, &s->engine->model, &s->plan);
-    if (!rc) rc = kv_open(&s->kv, &spec);
-    free(shapes);
-    return rc;
-}
-
-static int open_state(struct session *s) {
-    const struct model *m = &s->engine->model;
-    s->saved_n = -1;
-    if (!state_bytes(m)) return 0;
-    int rc = state_open(&s->state, m);
-    return rc ? rc : state_open(&s->saved, m);
+/* The arena is exactly what the plan has, so its weights and sessions belong together. */
+static int check_placed(const struct engine *e, const struct plan *p) {
+    if (!e->home) return err_set(ERR_ARG, "session: load the weights first");
+    if (p->gpu != (e->placed != NULL) || (p->gpu && memcmp(p->phase, e->placed->phase, sizeof p->phase)))
+        return err_set(ERR_ARG, "session: the weights were loaded for another plan");
+    if (p->gpu && e->in_use) return err_set(ERR_ARG, "session: another one has the GPU's memory; close it first");
+    return 0;
 }
 
 int session_open(struct session **out, struct engine *e, const struct plan *p) {
-    if (!e->home) return err_set(ERR_ARG, "session: load the weights first");
+    int rc = check_placed(e, p);
+    if (rc) return rc;
     struct session *s = calloc(1, sizeof *s);
     if (!s) return err_set(ERR_NOMEM, "session: out of memory");
     s->engine = e;
     s->plan = *p;
-    const struct model *m = &e->model;
-    int rc = open_kv(s);
-    if (!rc) rc = open_state(s);
-    if (!rc) rc = open_cpu(s);
-    if (!rc) rc = read_rope_freqs(s);
-    if (!rc && !(s->scratch = mem_alloc(decoder_scratch_bytes(m, p->chunk_tokens, p->chunk_tokens), 64, "scratch"))) rc = ERR_NOMEM;
-    if (!rc && !(s->x = mem_alloc(size_mul3((size_t)p->chunk_tokens, (size_t)m->dim, sizeof(float)), 64, "hidden states"))) rc = ERR_NOMEM;
-    if (!rc && !(s->logits = mem_alloc(size_mul3((size_t)p->logits_rows, (size_t)m->n_vocab, sizeof(float)), 64, "logits"))) rc = ERR_NOMEM;
-    if (!rc)
-        rc = decoder_open(&s->decoder, m, cpu_ops(s->cpu), home_weights(e->home), s->kv, s->state, p->chunk_tokens, p->chunk_tokens,
-                          p->n_ctx, s->rope_freqs, s->scratch);
+    s->saved_n = -1;
+    rc = read_rope_freqs(s);
+    struct run_opts o = {.model = &e->model, .plan = p, .home = e->home, .gpu = e->gpu, .arena = e->arena, .topo = e->topo, .rope_freqs = s->rope_freqs};
+    if (!rc) rc = run_open(&s->run, &o);
     if (rc) {
         session_close(s);
         return rc;
     }
-    s->last = s->logits;
+    e->in_use = p->gpu;
+    s->kv = run_kv(s->run);
+    s->state = run_has_state(s->run);
     *out = s;
     return 0;
 }
 
 void session_close(struct session *s) {
     if (!s) return;
-    decoder_close(s->decoder);
-    mem_free(s->logits);
-    mem_free(s->x);
-    mem_free(s->scratch);
+    if (s->run) s->engine->in_use = false;
+    run_close(s->run);
     free(s->rope_freqs);
-    cpu_close(s->cpu);
-    state_close(s->saved);
-    state_close(s->state);
-    kv_close(s->kv);
-    free(s->cores);
     free(s);
 }
 
-/* A sum with a NaN or an infinity in it is not finite; a finite f32 sum of x*0 is 0. */
-static bool finite_row(const float *x, int64_t n) {
-    float s = 0;
-    for (int64_t i = 0; i < n; i++) s += x[i] * 0.0f;
-    return s == 0;
-}
-
-static int emit_logits(struct session *s, int n, enum session_logits want, const struct session_hooks *h, int64_t pos0) {
-    const struct model *m = &s->engine->model;
-    int first = want == LOGITS_ALL ? 0 : n - 1;
-    for (int t = first; t < n; t += s->plan.logits_rows) {
-        int rows = n - t < s->plan.logits_rows ? n - t : s->plan.logits_rows;
-        int rc = decoder_head(s->decoder, s->logits, s->x + (int64_t)t * m->dim, rows);
-        if (rc) return rc;
-        for (int r = 0; r < rows; r++) {
-            s->last = s->logits + (int64_t)r * m->n_vocab;
-            if (!finite_row(s->last, m->n_vocab))
-                return err_set(ERR_NUMERIC, "the logits of position %lld are not finite", (long long)(pos0 + t + r));
-            if (h->logits && (rc = h->logits(h->arg, pos0 + t + r, s->last))) return rc;
-        }
-    }
-    return 0;
-}
-
-static void save_state(struct session *s) {
-    state_copy(s->saved, s->state);
-    s->saved_n = s->kv->n;
+static int save_state(struct session *s) {
+    int rc = run_state(s->run, RUN_SAVE);
+    s->saved_n = rc ? -1 : s->kv->n;
+    return rc;
 }
 
 /* Recurrent state is saved before passes that are long compared to the copy. Others are not interrupted half way. */
 static bool pass_saves(const struct session *s, int n) { return s->state && n > 1 && !s->marked; }
 
 /* After a failed pass. */
-static void take_back(struct session *s) {
-    s->lost = s->state && s->saved_n != s->kv->n;
-    if (s->state && !s->lost) state_copy(s->state, s->saved);
+static void take_back(struct session *s, int n) {
+    s->lost = (s->state && s->saved_n != s->kv->n) || run_spoils(s->run, n);
+    if (s->state && s->saved_n == s->kv->n && run_state(s->run, RUN_RESTORE)) s->lost = true;
 }
 
-/* The layers of one pass. */
-static int run_layers(struct session *s, int n, const struct session_hooks *h) {
-    const struct model *m = &s->engine->model;
-    bool whole = s->state && s->saved_n != s->kv->n;
-    int rc = 0;
-    for (int il = 0; il < m->n_layer && !rc; il++) {
-        if (h->stop && *h->stop && (il == 0 || !whole)) return err_set(ERR_INTERRUPTED, "interrupted");
-        rc = decoder_mixer(s->decoder, il, s->x, 0, n);
-        if (!rc) rc = decoder_ffn(s->decoder, il, s->x, 0, n);
-        if (!rc && !finite_row(s->x + (int64_t)(n - 1) * m->dim, m->dim))
-            rc = err_set(ERR_NUMERIC, "layer %d: the hidden state of position %lld is not finite", il, (long long)(s->kv->n + n - 1));
-    }
-    return rc;
-}
-
-/* One pass of n <= chunk_tokens tokens. On failure the KV is as before. */
-static int run_pass(struct session *s, const int32_t *ids, int n, enum session_logits want, const struct session_hooks *h) {
+/* One pass of n <= run_pass_tokens tokens. On failure the KV is as before. */
+static int one_pass(struct session *s, const int32_t *ids, int n, enum session_logits want, const struct session_hooks *h) {
     int64_t pos0 = s->kv->n;
-    if (pass_saves(s, n)) save_state(s);
-    int rc = decoder_begin(s->decoder, pos0, n);
-    if (!rc) rc = decoder_embed(s->decoder, s->x, ids, n);
-    if (!rc) rc = run_layers(s, n, h);
+    int rc = pass_saves(s, n) ? save_state(s) : 0;
+    if (rc) return rc;
+    struct run_want w = {.head = want != LOGITS_NONE, .stop = h->stop, .whole = s->state && s->saved_n != s->kv->n};
+    rc = run_pass(s->run, ids, n, &w);
     if (!rc) rc = kv_advance(s->kv, n);
-    if (rc) take_back(s);
-    if (!rc && want != LOGITS_NONE) rc = emit_logits(s, n, want, h, pos0);
-    return rc;
+    if (rc) {
+        char text[1024];
+        snprintf(text, sizeof text, "%s", err_text());
+        take_back(s, n);
+        return err_set(rc, "%s", text);
+    }
+    return w.head ? run_head(s->run, want == LOGITS_ALL ? 0 : n - 1, n, pos0, h->logits, h->arg) : 0;
 }
 
 int session_eval(struct session *s, const int32_t *ids, int n, enum session_logits want, const struct session_hooks *hooks) {
@@ -310,11 +270,13 @@ int session_eval(struct session *s, const int32_t *ids, int n, enum session_logi
     if (s->lost)
         return err_set(ERR_ARG, "an evaluation failed half way through position %lld: truncate to %lld first", (long long)s->kv->n,
                        (long long)session_nearest(s, s->kv->n));
+    int rc = run_enter(s->run, run_phase(s->run, n));
+    if (rc) return rc;
     if (h->progress) h->progress(h->arg, 0, n);
-    for (int done = 0; done < n;) {
-        int now = n - done < s->plan.chunk_tokens ? n - done : s->plan.chunk_tokens;
+    for (int done = 0, most = run_pass_tokens(s->run); done < n;) {
+        int now = n - done < most ? n - done : most;
         bool last = done + now == n;
-        int rc = run_pass(s, ids + done, now, want == LOGITS_ALL || last ? want : LOGITS_NONE, h);
+        rc = one_pass(s, ids + done, now, want == LOGITS_ALL || last ? want : LOGITS_NONE, h);
         if (rc) return rc;
         done += now;
         if (h->progress) h->progress(h->arg, done, n);
@@ -322,13 +284,14 @@ int session_eval(struct session *s, const int32_t *ids, int n, enum session_logi
     return 0;
 }
 
-const float *session_logits(const struct session *s) { return s->last; }
+const float *session_logits(const struct session *s) { return run_logits(s->run); }
 
 int64_t session_pos(const struct session *s) { return s->kv->n; }
 
 int64_t session_nearest(const struct session *s, int64_t pos) {
     int64_t n = s->kv->n;
     if (pos > n) pos = n;
+    if (s->lost && !s->state) pos = 0;
     if (s->state && (pos < n || s->lost)) pos = s->saved_n >= 0 && s->saved_n <= pos ? s->saved_n : 0;
     return kv_can_truncate(s->kv, pos) ? pos : 0;
 }
@@ -338,31 +301,31 @@ int session_truncate(struct session *s, int64_t pos) {
     if (moves && pos > 0 && pos < s->kv->n && pos != s->saved_n)
         return err_set(ERR_ARG, "cannot roll back to position %lld: the recurrent state of this model goes back to %lld only",
                        (long long)pos, (long long)session_nearest(s, pos));
+    if (s->lost && !s->state && pos > 0)
+        return err_set(ERR_ARG, "cannot roll back to position %lld: a failed evaluation has overwritten a window; only 0 is left", (long long)pos);
     int rc = kv_truncate(s->kv, pos);
-    if (rc || !moves) return rc;
-    if (pos == s->saved_n)
-        state_copy(s->state, s->saved);
-    else
-        state_reset(s->state);
-    if (s->saved_n > pos) s->saved_n = -1, s->marked = false;
+    if (!rc && moves) rc = run_state(s->run, pos == s->saved_n ? RUN_RESTORE : RUN_RESET);
+    if (rc) return rc;
+    if (moves && s->saved_n > pos) s->saved_n = -1, s->marked = false;
     s->lost = false;
     return 0;
 }
 
 int session_mark(struct session *s) {
     if (s->lost) return err_set(ERR_ARG, "an evaluation failed half way: there is no state to keep");
-    if (s->state) save_state(s);
-    s->marked = s->state != NULL;
-    return 0;
+    int rc = s->state ? save_state(s) : 0;
+    s->marked = s->state && !rc;
+    return rc;
 }
 
 int session_fill_synthetic(struct session *s, int64_t n, uint64_t seed) {
-    int rc = kv_fill_synthetic(s->kv, n, seed);
-    if (rc || !s->state) return rc;
-    state_fill_synthetic(s->state, seed);
+    int rc = run_fill_synthetic(s->run, n, seed);
+    if (rc) return rc;
     s->saved_n = -1;
     s->marked = s->lost = false;
     return 0;
 }
 
-void session_rest(struct session *s) { pool_rest(cpu_pool(s->cpu)); }
+void session_stats(const struct session *s, struct run_stats *stats) { run_stats_get(s->run, stats); }
+
+void session_rest(struct session *s) { run_rest(s->run); }

@@ -19,6 +19,7 @@
 
 struct engine;
 struct session;
+struct run_stats;
 
 /* Opens model file `path` (shard 0 of a split one). rope: ?user's RoPE options, applied to the model. */
 int engine_open(struct engine **out, const char *path, const struct rope_user *rope);
@@ -37,8 +38,13 @@ int engine_use_mtp(struct engine *e);
 /* The tokenizer, made at the first call: a bench needs none. Owned by the engine. */
 int engine_tokenizer(struct engine *e, const struct tokenizer **out);
 
-/* Reads the weights with n_thread threads. progress and stop as in home.h. Once per engine. */
-int engine_load(struct engine *e, int n_thread, progress_fn progress, void *arg, const volatile sig_atomic_t *stop);
+/* Reads the weights with p->n_thread threads to where the plan has them: without a GPU all into host memory, for sessions of
+ * any plan without a GPU; with one into VRAM and host memory, for sessions of this plan, one at a time. progress and stop as in
+ * home.h. Once per engine. ERR_BUDGET: the arena of the plan, or host memory, cannot be had; nothing is left behind, and the
+ * caller may plan again with less. ERR_DEVICE. */
+int engine_load(struct engine *e, const struct plan *p, progress_fn progress, void *arg, const volatile sig_atomic_t *stop);
+/* Of the host's weights that copies read: bytes that could not be page-locked. They go through a small locked buffer, slower. */
+size_t engine_pageable_bytes(const struct engine *e);
 double engine_load_s(const struct engine *e); /* seconds that it took */
 
 /* Which positions get logits. */
@@ -54,11 +60,12 @@ struct session_hooks {
                                           pass of one token of a model with recurrent state is finished first.) */
 };
 
-/* The weights must be loaded. ERR_NOMEM leaves nothing behind. */
+/* The weights must be loaded. ERR_NOMEM, ERR_BUDGET: leaves nothing behind. ERR_ARG: they were loaded for another plan. */
 int session_open(struct session **out, struct engine *e, const struct plan *p);
 void session_close(struct session *s);
 
-/* Evaluates n tokens at positions session_pos.. in passes of at most chunk_tokens.
+/* Evaluates n tokens at positions session_pos.. in passes of at most chunk_tokens; with a GPU of the plan's pass_tokens, those of
+ * prefill where n is more than a pass of decode takes.
  * ERR_ARG: more than n_ctx positions, an id outside of the vocabulary. ERR_NUMERIC: not finite (names layer, position).
  * On failure the tokens of completed passes stay (a recurrent state may have to be truncated: session_nearest). */
 int session_eval(struct session *s, const int32_t *ids, int n, enum session_logits want, const struct session_hooks *hooks);
@@ -78,6 +85,8 @@ int64_t session_nearest(const struct session *s, int64_t pos);
 int session_mark(struct session *s);
 /* Fills positions 0..n-1 with plausible random KV instead of a prefill. What follows is a speed, never an answer. */
 int session_fill_synthetic(struct session *s, int64_t n, uint64_t seed);
+/* What passes have moved since the session was opened (offload/run.h). */
+void session_stats(const struct session *s, struct run_stats *stats);
 /* Lets the worker threads sleep until the next call. */
 void session_rest(struct session *s);
 

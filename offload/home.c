@@ -1,245 +1,187 @@
-/* home.c: lays out the host arena and loads it: each task reads a run of rows and packs it into strips. */
-#include "offload/home.h"
-
+/* home.c: lays out homes. How they are filled is in load.c. */
 #include "core/err.h"
-#include "core/gguf.h"
 #include "core/mem.h"
-#include "core/quant.h"
-#include "core/strip.h"
 #include "core/unit.h"
-#include "cpu/pool.h"
-#include "offload/clock.h"
+#include "gpu/gpu.h"
+#include "offload/home_impl.h"
 
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { READ_BYTES = 1 << 20 }; /* of a task: long enough for the disk, short enough to share out evenly */
-
-/* One tensor and its place. */
-struct piece {
-    const struct tensor *t;
-    bool vector;
-    char *at;
-    struct strip_layout strips; /* of one matrix of the stack */
-    int strips_per_task;
-    int tasks_per_matrix;
-    int first_task;
-};
-
-struct home {
-    const struct model *model;
-    char *arena;
-    size_t bytes;
-    struct piece *pieces;
-    int n_piece, n_task;
-    struct weights weights;
-};
-
-/* Every tensor of the model in home order, with the pointer that shall point to it. */
-typedef void (*visit_fn)(void *arg, const struct tensor *t, bool vector, const void **address);
-
-static void visit_all(const struct model *m, struct weights *w, visit_fn visit, void *arg) {
-    const void *none;
-    visit(arg, &m->embd, false, w ? &w->embd : &none);
-    visit(arg, &m->out_norm, true, w ? (const void **)&w->out_norm : &none);
-    visit(arg, &m->out, false, w ? &w->out : &none);
-    visit(arg, &m->out_bias, true, w ? (const void **)&w->out_bias : &none);
-    for (int il = 0; il < m->n_block; il++)
-        for (int t = 0; t < LT_COUNT; t++)
-            visit(arg, &m->layers[il].t[t], layer_tensor_is_vector(t), w ? &w->layers[il].at[t] : &none);
-}
-
-static void add_bytes(void *arg, const struct tensor *t, bool vector, const void **address) {
-    (void)address;
-    size_t *sum = arg;
-    if (*sum == SIZE_MAX) return;
-    size_t bytes = tensor_home_bytes(t, vector);
-    if (bytes == SIZE_MAX || !size_add(sum, *sum, bytes)) *sum = SIZE_MAX;
-}
-
 size_t home_bytes(const struct model *m) {
+    struct parts ps;
     size_t sum = 0;
-    visit_all(m, NULL, add_bytes, &sum);
+    if (parts_open(&ps, m, NULL)) return SIZE_MAX;
+    for (int i = 0; i < ps.n; i++)
+        if (sum == SIZE_MAX || !size_add(&sum, sum, ps.v[i].bytes)) sum = SIZE_MAX;
+    parts_close(&ps);
     return sum;
 }
 
-static void plan_tasks(struct home *h, struct piece *p) {
-    p->first_task = h->n_task;
-    if (p->vector) {
-        p->tasks_per_matrix = 1;
-        h->n_task++;
-        return;
+/* --- addresses ----------------------------------------------------------------------------------------------------------- */
+
+void part_bind(struct weights *w, const struct part *p, const void *base) {
+    for (int i = 0; i < p->n_tensor; i++) {
+        const struct part_tensor *t = &p->tensors[i];
+        const void *at = base ? (const char *)base + t->offset : NULL;
+        switch (t->id) {
+        case PT_EMBD: w->embd = at; break;
+        case PT_OUT: w->out = at; break;
+        case PT_OUT_NORM: w->out_norm = at; break;
+        case PT_OUT_BIAS: w->out_bias = at; break;
+        default: w->layers[p->il].at[t->id] = at;
+        }
     }
-    size_t strip_src = p->t->bytes / (size_t)p->t->stack / (size_t)p->t->rows * STRIP_ROWS;
-    int64_t per = strip_src ? READ_BYTES / (int64_t)strip_src : 1;
-    p->strips_per_task = per < 1 ? 1 : per > p->strips.n_strip ? (int)p->strips.n_strip : (int)per;
-    p->tasks_per_matrix = (int)((p->strips.n_strip + p->strips_per_task - 1) / p->strips_per_task);
-    h->n_task += p->tasks_per_matrix * (int)p->t->stack;
 }
 
-static void place(void *arg, const struct tensor *t, bool vector, const void **address) {
-    struct home *h = arg;
-    *address = NULL;
-    if (!t->bytes) return;
-    struct piece *p = &h->pieces[h->n_piece++];
-    *p = (struct piece){.t = t, .vector = vector, .at = h->arena + h->bytes};
-    if (!vector) strip_layout(&p->strips, t->type, t->rows, t->cols);
-    plan_tasks(h, p);
-    h->bytes += tensor_home_bytes(t, vector);
-    *address = p->at;
+void part_ffn(struct ffn_part *f, const struct part *p, const void *base) {
+    const char *b = base;
+    *f = (struct ffn_part){.row0 = p->row0, .rows = p->rows, .expert0 = p->expert0, .n_expert = p->n_expert,
+                           .gate = b + p->tensors[0].offset, .up = b + p->tensors[1].offset, .down = b + p->tensors[2].offset};
 }
 
-int home_open(struct home **out, const struct model *m) {
-    size_t bytes = home_bytes(m);
-    if (bytes == SIZE_MAX) return err_set(ERR_FORMAT, "the sizes of this model's tensors overflow 64 bits");
+static bool is_run(const struct part *p) { return p->kind == PART_ROWS || p->kind == PART_EXPERTS; }
+
+static void bind_host(struct home *h) {
+    for (int i = 0; i < h->parts.n; i++) {
+        const struct part *p = &h->parts.v[i];
+        bool split = is_run(p) && h->parts.layers[p->il].n_ffn > 1;
+        if (h->at[i].host && !split) part_bind(&h->weights, p, h->at[i].host);
+    }
+    if (h->parts.embed == h->parts.head) h->weights.embd = h->weights.out;
+}
+
+/* --- host memory --------------------------------------------------------------------------------------------------------- */
+
+/* Copies to VRAM read it. */
+static bool is_copied(const struct part *p) {
+    for (int ph = 0; ph < PLAN_PHASES; ph++)
+        if (p->place[ph] != PLAN_CPU) return true;
+    return false;
+}
+
+/* Parts that are copied lie in front of the others, in the order of the pass. */
+static int lay_out(struct home *h) {
+    size_t sum = 0;
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < h->parts.n; i++) {
+            const struct part *p = &h->parts.v[i];
+            if (!p->on_host || is_copied(p) != (round == 0)) continue;
+            h->at[i].offset = sum;
+            if (!size_add(&sum, sum, p->bytes)) return err_set(ERR_FORMAT, "the sizes of this model's tensors overflow 64 bits");
+        }
+        if (round == 0) h->copied = sum;
+    }
+    h->bytes = sum;
+    return 0;
+}
+
+/* What cannot be locked stays as it is; after a refusal there is no point in asking again. */
+static void pin(struct home *h) {
+    size_t pages = align_up(h->copied, 4096);
+    while (h->pinned < pages) {
+        size_t n = pages - h->pinned < HOME_PIN_BYTES ? pages - h->pinned : HOME_PIN_BYTES;
+        if (gpu_pin(h->gpu, h->arena + h->pinned, n)) return;
+        h->pinned += n;
+    }
+}
+
+static int open_host(struct home *h) {
+    int rc = lay_out(h);
+    if (rc || !h->bytes) return rc;
+    /* Whole pages where they are locked. */
+    h->arena = mem_alloc(h->copied ? align_up(h->bytes, 4096) : h->bytes, h->copied ? 4096 : 64, "weights");
+    if (!h->arena) return ERR_NOMEM;
+    for (int i = 0; i < h->parts.n; i++)
+        if (h->parts.v[i].on_host) h->at[i].host = h->arena + h->at[i].offset;
+    if (h->copied) pin(h);
+    return 0;
+}
+
+size_t home_run(const struct home *h, const void *p, size_t bytes, bool *pinned) {
+    size_t at = (size_t)((const char *)p - h->arena), end = h->bytes;
+    *pinned = at < h->pinned;
+    if (*pinned) end = (at / HOME_PIN_BYTES + 1) * HOME_PIN_BYTES < h->pinned ? (at / HOME_PIN_BYTES + 1) * HOME_PIN_BYTES : h->pinned;
+    return bytes < end - at ? bytes : end - at;
+}
+
+size_t home_pageable_bytes(const struct home *h) { return h->copied > h->pinned ? h->copied - h->pinned : 0; }
+
+/* --- VRAM ---------------------------------------------------------------------------------------------------------------- */
+
+static int open_device(struct home *h) {
+    int rc = 0;
+    for (int i = 0; i < h->parts.n && !rc; i++)
+        if (part_fixed(&h->parts.v[i]) && h->parts.v[i].bytes) rc = gpu_alloc(&h->at[i].d, h->arena_d, h->parts.v[i].bytes, "weights");
+    return rc;
+}
+
+static int copy_in(struct home *h, struct gpu_stream *s, char *d, const char *src, size_t bytes) {
+    int rc = 0;
+    while (bytes && !rc) {
+        bool pinned;
+        size_t n = home_run(h, src, bytes, &pinned);
+        rc = gpu_copy_in(s, d, src, n); /* pageable: the driver copies it before it returns */
+        d += n, src += n, bytes -= n;
+    }
+    return rc;
+}
+
+int home_enter(struct home *h, enum plan_phase_id phase, struct gpu_stream *s) {
+    int rc = 0;
+    for (int i = 0; i < h->parts.n && !rc; i++) {
+        const struct part *p = &h->parts.v[i];
+        if (part_fixed(p) || p->place[phase] != PLAN_VRAM || !p->bytes) continue;
+        rc = gpu_alloc(&h->at[i].d, h->arena_d, p->bytes, "weights of this phase");
+        if (!rc) rc = copy_in(h, s, h->at[i].d, h->at[i].host, p->bytes);
+    }
+    if (rc) home_leave(h);
+    return rc;
+}
+
+void home_leave(struct home *h) {
+    for (int i = 0; i < h->parts.n; i++)
+        if (!part_fixed(&h->parts.v[i])) h->at[i].d = NULL;
+}
+
+/* --- open and close ------------------------------------------------------------------------------------------------------ */
+
+int home_open(struct home **out, const struct model *m, const struct plan *p, struct gpu *g, struct gpu_arena *a) {
     struct home *h = calloc(1, sizeof *h);
     if (!h) return err_set(ERR_NOMEM, "home: out of memory");
     h->model = m;
-    h->pieces = calloc((size_t)m->n_block * LT_COUNT + 4, sizeof *h->pieces);
-    h->weights.layers = calloc((size_t)m->n_block, sizeof *h->weights.layers);
-    if (!h->pieces || !h->weights.layers) {
-        home_close(h);
-        return err_set(ERR_NOMEM, "home: out of memory");
+    h->gpu = g;
+    h->arena_d = a;
+    h->mark = a ? gpu_arena_used(a) : 0;
+    int rc = parts_open(&h->parts, m, p);
+    if (!rc) {
+        h->at = calloc((size_t)h->parts.n, sizeof *h->at);
+        h->weights.layers = calloc((size_t)m->n_block, sizeof *h->weights.layers);
+        if (!h->at || !h->weights.layers) rc = err_set(ERR_NOMEM, "home: out of memory");
     }
-    h->arena = mem_alloc(bytes, 64, "weights");
-    if (!h->arena) {
+    if (!rc && a) rc = open_device(h);
+    if (!rc) rc = open_host(h);
+    if (rc) {
         home_close(h);
-        return ERR_NOMEM;
+        return rc;
     }
-    visit_all(m, &h->weights, place, h);
-    if (!m->out.bytes) h->weights.out = h->weights.embd;
+    bind_host(h);
     *out = h;
     return 0;
 }
 
 void home_close(struct home *h) {
     if (!h) return;
+    for (size_t at = 0; at < h->pinned; at += HOME_PIN_BYTES) gpu_unpin(h->gpu, h->arena + at);
     mem_free(h->arena);
+    if (h->arena_d) gpu_arena_release(h->arena_d, h->mark);
     free(h->weights.layers);
-    free(h->pieces);
+    free(h->at);
+    parts_close(&h->parts);
     free(h);
 }
 
+const struct parts *home_parts(const struct home *h) { return &h->parts; }
+const void *home_host(const struct home *h, int i) { return h->at[i].host; }
+const void *home_device(const struct home *h, int i) { return h->at[i].d; }
 const struct weights *home_weights(const struct home *h) { return &h->weights; }
-
-static int read_vector(const struct gguf *g, const struct tensor *t, float *dst, char *buf) {
-    int rc = gguf_read(g, t->shard, t->offset, buf, t->bytes);
-    if (!rc) quant_decode_row(t->type, buf, dst, t->rows * t->cols);
-    return rc;
-}
-
-int home_read_vector(const struct gguf *g, const struct tensor *t, float *dst) {
-    char *buf = malloc(t->bytes);
-    if (!buf) return err_set(ERR_NOMEM, "home: out of memory");
-    int rc = read_vector(g, t, dst, buf);
-    free(buf);
-    return rc;
-}
-
-struct load_job {
-    const struct home *h;
-    const struct gguf *g;
-    char *bufs; /* one of buf_bytes per worker */
-    size_t buf_bytes;
-    progress_fn progress;
-    void *progress_arg;
-    double shown_at;
-    const volatile sig_atomic_t *stop;
-    atomic_size_t done;
-    atomic_int rc;       /* first failure */
-    char text[1024];     /* its sentence: err_text is per thread. Written by whoever set rc */
-};
-
-static void fail(struct load_job *j, int rc) {
-    int none = 0;
-    if (!atomic_compare_exchange_strong(&j->rc, &none, rc)) return;
-    strncpy(j->text, err_text(), sizeof j->text - 1);
-}
-
-static const struct piece *piece_of(const struct home *h, int task) {
-    int lo = 0, hi = h->n_piece - 1;
-    while (lo < hi) {
-        int mid = (lo + hi + 1) / 2;
-        if (h->pieces[mid].first_task <= task)
-            lo = mid;
-        else
-            hi = mid - 1;
-    }
-    return &h->pieces[lo];
-}
-
-/* Rows row0 .. row0 + rows of a matrix that begins at `offset`. */
-static int read_rows(const struct gguf *g, const struct tensor *t, uint64_t offset, int64_t row0, int64_t rows, size_t row_bytes,
-                     char *buf) {
-    int64_t group = t->group ? t->group : t->rows;
-    int rc = 0;
-    for (int64_t r = row0, n; r < row0 + rows && !rc; r += n, buf += (size_t)n * row_bytes) {
-        int64_t within = r % group;
-        n = group - within < row0 + rows - r ? group - within : row0 + rows - r;
-        rc = gguf_read(g, t->shard, offset + (uint64_t)(r / group) * t->group_stride + (uint64_t)within * row_bytes, buf,
-                       (size_t)n * row_bytes);
-    }
-    return rc;
-}
-
-static int load_strips(struct load_job *j, const struct piece *p, int task, char *buf, size_t *bytes) {
-    int matrix = (task - p->first_task) / p->tasks_per_matrix, run = (task - p->first_task) % p->tasks_per_matrix;
-    const struct tensor *t = p->t;
-    size_t row_bytes = t->bytes / (size_t)t->stack / (size_t)t->rows;
-    int64_t strip0 = (int64_t)run * p->strips_per_task, row0 = strip0 * STRIP_ROWS;
-    int64_t rows = (int64_t)p->strips_per_task * STRIP_ROWS;
-    if (rows > t->rows - row0) rows = t->rows - row0;
-    *bytes = (size_t)rows * row_bytes;
-    int rc = read_rows(j->g, t, t->offset + (uint64_t)matrix * t->stride, row0, rows, row_bytes, buf);
-    if (rc) return rc;
-    char *dst = p->at + (size_t)matrix * p->strips.bytes + (size_t)strip0 * p->strips.strip_bytes;
-    for (int64_t r = 0; r < rows; r += STRIP_ROWS) {
-        strip_pack(&p->strips, t->type, dst, buf + (size_t)r * row_bytes, t->cols, rows - r < STRIP_ROWS ? (int)(rows - r) : STRIP_ROWS);
-        dst += p->strips.strip_bytes;
-    }
-    return 0;
-}
-
-static void load_task(void *arg, int task, int worker) {
-    struct load_job *j = arg;
-    if (atomic_load(&j->rc)) return;
-    if (j->stop && *j->stop) {
-        fail(j, err_set(ERR_INTERRUPTED, "interrupted while loading weights"));
-        return;
-    }
-    const struct piece *p = piece_of(j->h, task);
-    char *buf = j->bufs + (size_t)worker * j->buf_bytes;
-    size_t bytes = p->t->bytes;
-    int rc = p->vector ? read_vector(j->g, p->t, (float *)p->at, buf) : load_strips(j, p, task, buf, &bytes);
-    if (rc) {
-        fail(j, rc);
-        return;
-    }
-    size_t done = atomic_fetch_add(&j->done, bytes) + bytes;
-    if (worker == 0 && j->progress && clock_s() - j->shown_at > 0.1) {
-        j->shown_at = clock_s();
-        j->progress(j->progress_arg, (double)done, (double)j->h->model->file_bytes);
-    }
-}
-
-int home_load(struct home *h, const struct gguf *g, struct pool *pool, progress_fn progress, void *arg,
-              const volatile sig_atomic_t *stop) {
-    struct load_job j = {.h = h, .g = g, .progress = progress, .progress_arg = arg, .stop = stop, .shown_at = clock_s()};
-    j.buf_bytes = READ_BYTES;
-    for (int i = 0; i < h->n_piece; i++) {
-        const struct tensor *t = h->pieces[i].t;
-        size_t need = h->pieces[i].vector ? t->bytes : t->bytes / (size_t)t->stack / (size_t)t->rows * STRIP_ROWS;
-        if (need > j.buf_bytes) j.buf_bytes = need;
-    }
-    j.buf_bytes = align_up(j.buf_bytes, 4096);
-    j.bufs = mem_alloc(size_mul3(j.buf_bytes, (size_t)pool_threads(pool), 1), 4096, "read buffers");
-    if (!j.bufs) return ERR_NOMEM;
-    int rc = gguf_begin(g);
-    if (!rc) pool_run(pool, load_task, &j, h->n_task);
-    mem_free(j.bufs);
-    if (rc) return rc;
-    if (j.rc) return err_set(j.rc, "%s", j.text);
-    if (progress) progress(arg, (double)h->model->file_bytes, (double)h->model->file_bytes);
-    return 0;
-}

@@ -55,7 +55,7 @@ static void a_file_that_shrinks_is_an_io_error(void **state) {
     struct engine *e;
     assert_int_equal(engine_open(&e, path, NULL), 0);
     assert_int_equal(truncate(path, 300000), 0);
-    assert_int_equal(engine_load(e, 2, NULL, NULL, NULL), ERR_IO);
+    assert_int_equal(engine_load(e, &(struct plan){.n_thread = 2}, NULL, NULL, NULL), ERR_IO);
     assert_non_null(strstr(err_text(), path));
     struct session *s;
     struct plan p;
@@ -72,8 +72,8 @@ static void a_file_that_is_removed_still_loads(void **state) {
     struct engine *e;
     assert_int_equal(engine_open(&e, path, NULL), 0);
     unlink(path);
-    assert_int_equal(engine_load(e, 1, NULL, NULL, NULL), 0);
-    assert_int_equal(engine_load(e, 1, NULL, NULL, NULL), ERR_ARG);
+    assert_int_equal(engine_load(e, &(struct plan){.n_thread = 1}, NULL, NULL, NULL), 0);
+    assert_int_equal(engine_load(e, &(struct plan){.n_thread = 1}, NULL, NULL, NULL), ERR_ARG);
     engine_close(e);
     assert_int_equal(engine_open(&e, path, NULL), ERR_FORMAT);
 }
@@ -83,9 +83,9 @@ static void loading_can_be_interrupted(void **state) {
     struct engine *e;
     volatile sig_atomic_t stop = 1;
     assert_int_equal(engine_open(&e, test_path(LLAMA), NULL), 0);
-    assert_int_equal(engine_load(e, 2, NULL, NULL, &stop), ERR_INTERRUPTED);
+    assert_int_equal(engine_load(e, &(struct plan){.n_thread = 2}, NULL, NULL, &stop), ERR_INTERRUPTED);
     stop = 0;
-    assert_int_equal(engine_load(e, 2, NULL, NULL, &stop), 0);
+    assert_int_equal(engine_load(e, &(struct plan){.n_thread = 2}, NULL, NULL, &stop), 0);
     struct session *s;
     struct plan p;
     struct plan_request q = request(64);
@@ -120,7 +120,7 @@ static void numbers_that_are_not_finite_stop_the_run(void **state) {
     struct plan_request q = request(16);
     int32_t ids[2] = {1, 2};
     assert_int_equal(engine_open(&e, path, NULL), 0);
-    assert_int_equal(engine_load(e, 1, NULL, NULL, NULL), 0);
+    assert_int_equal(engine_load(e, &(struct plan){.n_thread = 1}, NULL, NULL, NULL), 0);
     assert_int_equal(plan_make(&p, engine_model(e), &q), 0);
     assert_int_equal(session_open(&s, e, &p), 0);
     assert_int_equal(session_eval(s, ids, 2, LOGITS_LAST, NULL), ERR_NUMERIC);
@@ -144,7 +144,7 @@ static void a_hook_can_end_the_evaluation(void **state) {
     struct plan_request q = request(16);
     int32_t ids[8] = {1, 2, 3, 4, 5, 6, 7, 8};
     assert_int_equal(engine_open(&e, test_path(LLAMA), NULL), 0);
-    assert_int_equal(engine_load(e, 1, NULL, NULL, NULL), 0);
+    assert_int_equal(engine_load(e, &(struct plan){.n_thread = 1}, NULL, NULL, NULL), 0);
     assert_int_equal(plan_make(&p, engine_model(e), &q), 0);
     assert_int_equal(session_open(&s, e, &p), 0);
     struct session_hooks h = {.logits = stop_at_3};
@@ -171,7 +171,7 @@ static void a_pass_allocates_nothing(void **state) {
         for (int i = 0; i < 200; i++) ids[i] = i;
         snprintf(name, sizeof name, "tiny-models/tiny-random-%s-f32.gguf", files[f]);
         assert_int_equal(engine_open(&e, test_path(name), NULL), 0);
-        assert_int_equal(engine_load(e, 2, NULL, NULL, NULL), 0);
+        assert_int_equal(engine_load(e, &(struct plan){.n_thread = 2}, NULL, NULL, NULL), 0);
         assert_int_equal(plan_make(&p, engine_model(e), &q), 0);
         assert_int_equal(session_open(&s, e, &p), 0);
         long before = atomic_load(&n_alloc);

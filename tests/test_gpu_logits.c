@@ -69,7 +69,7 @@ static void load(struct loaded *l, const char *path, int type_k, int type_v) {
     ok(model_open(&l->m, l->g));
     assert_int_equal(l->m.n_vocab, VOCAB);
     if (l->m.n_mtp) ok(model_use_mtp(&l->m));
-    ok(home_open(&l->h, &l->m));
+    ok(home_open(&l->h, &l->m, NULL, NULL, NULL));
     ok(pool_open(&pool, 2, NULL, 0));
     ok(home_load(l->h, l->g, pool, NULL, NULL, NULL));
     pool_close(pool);

@@ -51,7 +51,7 @@ static struct plan_request request(int64_t n_ctx, int chunk) {
 static void open_session(struct engine **e, struct session **s, const char *file, int64_t n_ctx, int chunk) {
     struct plan_request q = request(n_ctx, chunk);
     struct plan p;
-    if (engine_open(e, test_path(file), NULL) || plan_make(&p, engine_model(*e), &q) || engine_load(*e, 2, NULL, NULL, NULL) ||
+    if (engine_open(e, test_path(file), NULL) || plan_make(&p, engine_model(*e), &q) || engine_load(*e, &(struct plan){.n_thread = 2}, NULL, NULL, NULL) ||
         session_open(s, *e, &p))
         fail_msg("%s: %s", file, err_text());
 }
@@ -295,7 +295,7 @@ static void a_shape_runs_with_made_up_weights(void **state) {
     float first[16];
     for (int round = 0; round < 2; round++) { /* the same weights, whatever the threads */
         if (engine_open_shape(&e, "qwen3.5-0.8b:q4_0", NULL) || plan_make(&p, engine_model(e), &q) ||
-            engine_load(e, 1 + round, NULL, NULL, NULL) || session_open(&s, e, &p))
+            engine_load(e, &(struct plan){.n_thread = 1 + round}, NULL, NULL, NULL) || session_open(&s, e, &p))
             fail_msg("%s", err_text());
         eval(s, (const int32_t[]){1, 2, 3}, 3);
         if (round == 0) memcpy(first, session_logits(s), sizeof first);
@@ -377,7 +377,7 @@ static float *mtp_logits(const char *file, const int32_t *ids, int n, int step) 
     struct plan p = {.n_ctx = n, .type_k = QT_F32, .type_v = QT_F32, .chunk_tokens = n, .n_thread = 2, .logits_rows = n};
     assert_int_equal(isa_choose(&p.isa, NULL), 0);
     open_file(test_path(file));
-    if (model_use_mtp(&m) || home_open(&h, &m) || pool_open(&pool, 2, NULL, 0) || home_load(h, g, pool, NULL, NULL, NULL))
+    if (model_use_mtp(&m) || home_open(&h, &m, NULL, NULL, NULL) || pool_open(&pool, 2, NULL, 0) || home_load(h, g, pool, NULL, NULL, NULL))
         fail_msg("%s: %s", file, err_text());
     struct cpu_opts o = session_cpu_opts(&m, &p);
     void *scratch = aligned_alloc(64, decoder_scratch_bytes(&m, n, n) + 64);
@@ -469,7 +469,7 @@ static void the_prediction_block_is_loaded_only_when_asked_for(void **state) {
     assert_int_equal(without.kv_bytes, 2 * 1024 * 2 * 2 * 32 * 4); /* two layers' whole pages of 2 heads, K and V of 32, f32 */
     assert_int_equal(with.kv_bytes, 3 * 1024 * 2 * 2 * 32 * 4);
     assert_int_equal(with.state_bytes, without.state_bytes);
-    assert_int_equal(engine_load(e, 1, NULL, NULL, NULL), 0);
+    assert_int_equal(engine_load(e, &(struct plan){.n_thread = 1}, NULL, NULL, NULL), 0);
     assert_int_equal(engine_use_mtp(e), ERR_ARG);
     engine_close(e);
     assert_int_equal(engine_open(&e, test_path(TINY "qwen3-f32.gguf"), NULL), 0);
@@ -581,7 +581,7 @@ static void states_are_plain_data(void **state) {
     assert_int_equal(state_open(&b, &m), 0);
     assert_int_equal(a->bytes, state_bytes(&m));
     for (size_t i = 0; i < a->bytes; i++) assert_int_equal(a->base[i], 0);
-    assert_int_equal(a->slot[3], -1);
+    assert_int_equal(a->at[3], STATE_NONE);
     assert_ptr_equal(state_last(a, 4), a->base + 3 * a->layer_bytes);
     assert_ptr_equal(state_s(a, 4), a->base + 3 * a->layer_bytes + 3 * 256 * 4);
     state_fill_synthetic(a, 1);

@@ -39,7 +39,7 @@ static void both_layouts_give_the_stored_logits(void **state) {
     struct plan p;
     assert_int_equal(isa_choose(&q.isa, NULL), 0);
     float *got = calloc((size_t)n * VOCAB, sizeof *got);
-    if (engine_open(&e, path, NULL) || plan_make(&p, engine_model(e), &q) || engine_load(e, 2, NULL, NULL, NULL) || session_open(&s, e, &p) ||
+    if (engine_open(&e, path, NULL) || plan_make(&p, engine_model(e), &q) || engine_load(e, &(struct plan){.n_thread = 2}, NULL, NULL, NULL) || session_open(&s, e, &p) ||
         session_eval(s, ids, n, LOGITS_ALL, &(struct session_hooks){.logits = keep, .arg = got}))
         fail_msg("%s", err_text());
     assert_true(engine_model(e)->delta.tiled);

@@ -66,7 +66,7 @@ static void open_model(struct engine **e, struct session **s, const char *path, 
     else
         q.isa = u.isa;
     struct plan p;
-    if (engine_open(e, path, NULL) || plan_make(&p, engine_model(*e), &q) || engine_load(*e, 2, NULL, NULL, NULL) || session_open(s, *e, &p))
+    if (engine_open(e, path, NULL) || plan_make(&p, engine_model(*e), &q) || engine_load(*e, &(struct plan){.n_thread = 2}, NULL, NULL, NULL) || session_open(s, *e, &p))
         fail_msg("%s: %s", path, err_text());
 }
 
@@ -149,7 +149,7 @@ static float *logits_with(const char *path, const int32_t *ids, int n, void (*ch
     struct kv_shape *shapes;
     struct plan p = {.n_ctx = n, .type_k = QT_F32, .type_v = QT_F32, .chunk_tokens = n, .n_thread = 2, .logits_rows = n};
     assert_int_equal(isa_choose(&p.isa, NULL), 0);
-    if (gguf_open(&g, path) || model_open(&m, g) || home_open(&h, &m) || pool_open(&pool, 2, NULL, 0) || home_load(h, g, pool, NULL, NULL, NULL))
+    if (gguf_open(&g, path) || model_open(&m, g) || home_open(&h, &m, NULL, NULL, NULL) || pool_open(&pool, 2, NULL, 0) || home_load(h, g, pool, NULL, NULL, NULL))
         fail_msg("%s: %s", path, err_text());
     pool_close(pool);
     struct cpu_opts o = session_cpu_opts(&m, &p);

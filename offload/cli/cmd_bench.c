@@ -506,7 +506,9 @@ static int bench_model(const struct bench_opts *o, const char *path, bool shape,
     if (!rc) rc = shape ? engine_open_shape(&b.engine, path, &o->m.rope) : engine_open(&b.engine, path, &o->m.rope);
     const struct tokenizer *tok; /* not needed, but a file whose tokenizer is broken is broken */
     if (!rc && !shape) rc = engine_tokenizer(b.engine, &tok);
-    if (!rc) rc = engine_load(b.engine, o->t.v[0] ? (int)o->t.v[0] : topo_default_threads(engine_topo(b.engine)), NULL, NULL, &cli_stop);
+    struct plan host = {.n_thread = o->t.v[0] ? (int)o->t.v[0] : 1};
+    if (!rc && !o->t.v[0]) host.n_thread = topo_default_threads(engine_topo(b.engine));
+    if (!rc) rc = engine_load(b.engine, &host, NULL, NULL, &cli_stop);
     static struct test tests[3 * MAX_LIST];
     for (int k = 0; k < o->ctk.n; k++)
         for (int v = 0; v < o->ctv.n; v++)

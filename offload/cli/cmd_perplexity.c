@@ -226,7 +226,7 @@ int cmd_perplexity(int argc, char **argv) {
     rc = cli_request(&q, &o, e, o.ctx, 16);
     if (!rc) rc = plan_make(&p, engine_model(e), &q);
     if (!rc) rc = cli_warn(&o, e, &p);
-    if (!rc) rc = engine_load(e, p.n_thread, NULL, NULL, &cli_stop);
+    if (!rc) rc = engine_load(e, &p, NULL, NULL, &cli_stop);
     if (!rc) rc = session_open(&s, e, &p);
     if (rc) goto out;
     ppl = (struct ppl){.n_vocab = engine_model(e)->n_vocab, .n_ctx = (int)o.ctx, .first = (int)o.ctx / 2};

@@ -625,7 +625,7 @@ static int work(struct run *r) {
     if (!rc) rc = tok_stream_open(&r->stream, r->tok, text_flags(r));
     struct cli_progress p;
     cli_progress_begin(&p, "loading", "MiB", 1.0 / 1048576);
-    if (!rc) rc = engine_load(r->engine, r->plan.n_thread, cli_progress_show, &p, &cli_stop);
+    if (!rc) rc = engine_load(r->engine, &r->plan, cli_progress_show, &p, &cli_stop);
     cli_progress_end(&p);
     if (!rc) rc = session_open(&r->session, r->engine, &r->plan);
     if (!rc && is_chat(&r->o)) {
