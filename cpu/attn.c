@@ -114,6 +114,7 @@ static size_t worker_layout(struct worker_scratch *w, unsigned char *base, int d
     TAKE(w->rows.s, rows * KV_PAGE);
     TAKE(w->rows.ps, (size_t)2 * ATTN_TILE_MAX * KV_PAGE);
     TAKE(w->rows.alpha, rows);
+    TAKE(w->rows.beta, rows);
     TAKE(w->rows.panel, 32 * (d > KV_PAGE ? d : KV_PAGE) + 32 * (d / KV_BLOCK));
     TAKE(w->run_o, rows * d);
     TAKE(w->run_m, rows);
@@ -348,7 +349,7 @@ static void run_task(void *arg, int task, int worker) {
     int n_slot = j->layer->n_kv * j->n_block, slot = task % n_slot, run = task / n_slot;
     int head = slot % j->layer->n_kv, first = slot / j->layer->n_kv * j->block_rows;
     struct attn_rows b = s->slots[slot];
-    b.s = w->rows.s, b.ps = w->rows.ps, b.alpha = w->rows.alpha, b.panel = w->rows.panel;
+    b.s = w->rows.s, b.ps = w->rows.ps, b.alpha = w->rows.alpha, b.beta = w->rows.beta, b.panel = w->rows.panel;
     b.o = w->run_o, b.m = w->run_m, b.l = w->run_l;
     do_run(s, &b, head, j->run_first + run);
     for (int i = 0; i < b.n_row; i++) {

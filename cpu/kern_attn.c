@@ -13,6 +13,8 @@
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
+#include "cpu/attn_digits.h"
+
 enum { TM = ATTN_TILE_MAX, K_I16 = 1000, PANEL_F32 = 1001, WIDEN_FROM = 3, PANEL_POS = 32, PANEL_DIMS = 32 };
 
 /* Rows of a tile, and vectors side by side for r rows: 16 or more accumulators hide the latency of FMA, and two thirds of
@@ -41,10 +43,8 @@ struct k_src {
     ptrdiff_t ahead; /* what will be needed after this K lies this far on: its V */
 };
 
-/* Into L2: it is used a plane (4 to 128 KiB) later. Any address may be asked for. */
-INLINE void prefetch(const unsigned char *p, ptrdiff_t ahead) {
-    __builtin_prefetch((const void *)((uintptr_t)p + (uintptr_t)ahead), 0, 2);
-}
+/* What is used a plane (4 to 128 KiB) later. Any address may be asked for. */
+INLINE void prefetch(const unsigned char *p, ptrdiff_t ahead) { simd_prefetch_l2((const void *)((uintptr_t)p + (uintptr_t)ahead)); }
 
 static struct k_src k_page(const struct kv_layer *l, const unsigned char *head) {
     size_t dim = (size_t)l->head_dim_k;
@@ -279,39 +279,42 @@ static void mask_span(float *s, struct span row, struct span tile) {
     for (int i = row.to; i < (tile.to + VLEN - 1) / VLEN * VLEN; i++) s[i] = -INFINITY;
 }
 
-/* m, l, alpha of a tile's rows, and p in place of s. A row that sees nothing of the page, while others of its tile do, gets
- * alpha 1 and p 0. */
+/* m, l, alpha, beta of a tile's rows, and p in place of s. A row that sees nothing of the page, while others of its tile do,
+ * gets alpha 1, beta 0 and p 0. */
 static void softmax_tile(const struct attn_rows *b, int tile, int64_t pos, struct span t) {
     int row0 = b->tile_row[tile], n = b->tile_row[tile + 1] - row0, first = t.from / VLEN * VLEN;
-    float m[VLEN], alpha[VLEN] = {0};
+    float top[VLEN], alpha[VLEN] = {0}, beta[VLEN] = {0};
     for (int i = 0; i < n; i++) {
         struct span r = row_span(b, row0 + i, pos);
-        float *s = b->s + (size_t)(row0 + i) * KV_PAGE;
-        m[i] = b->m[row0 + i];
+        float *s = b->s + (size_t)(row0 + i) * KV_PAGE, m = b->m[row0 + i];
+        top[i] = -INFINITY;
         if (r.from < r.to) {
             if (r.from > first || r.to < t.to || t.to % VLEN) mask_span(s, r, t);
-            vf top = vf_load(s + first);
-            for (int j = first + VLEN; j < t.to; j += VLEN) top = vf_max(top, vf_load(s + j));
-            float most = vf_hmax(top);
-            m[i] = most > m[i] || most != most ? most : m[i];
+            vf x = vf_load(s + first);
+            for (int j = first + VLEN; j < t.to; j += VLEN) x = vf_max(x, vf_load(s + j));
+            top[i] = vf_hmax(x);
         } else {
             for (int j = first; j < t.to; j += VLEN) vf_store(s + j, vf_set1(-INFINITY));
         }
-        alpha[i] = m[i] == -INFINITY ? 0 : b->m[row0 + i] - m[i];
+        float most = top[i] > m || top[i] != top[i] ? top[i] : m;
+        alpha[i] = m == -INFINITY ? -INFINITY : m - most;
+        beta[i] = top[i] == -INFINITY ? -INFINITY : top[i] - most;
+        b->m[row0 + i] = most;
     }
     vf_store(alpha, vf_exp2_neg(vf_load(alpha)));
+    vf_store(beta, vf_exp2_neg(vf_load(beta)));
     for (int i = 0; i < n; i++) {
         float *s = b->s + (size_t)(row0 + i) * KV_PAGE;
-        /* A row that has seen nothing yet: any finite m makes its p zero. */
-        vf sum = vf_zero(), vm = vf_set1(m[i] == -INFINITY ? 0 : m[i]);
+        /* A row that sees nothing: any finite number makes its p zero. */
+        vf sum = vf_zero(), vm = vf_set1(top[i] == -INFINITY ? 0 : top[i]);
         for (int j = first; j < t.to; j += VLEN) {
             vf p = vf_exp2_neg(vf_sub(vf_load(s + j), vm));
             vf_store(s + j, p);
             sum = vf_add(sum, p);
         }
         b->alpha[row0 + i] = alpha[i];
-        b->l[row0 + i] = b->l[row0 + i] * alpha[i] + vf_sum(sum);
-        b->m[row0 + i] = m[i];
+        b->beta[row0 + i] = beta[i];
+        b->l[row0 + i] = b->l[row0 + i] * alpha[i] + vf_sum(sum) * beta[i];
     }
 }
 
@@ -349,13 +352,13 @@ INLINE vf load_v(const int type, const unsigned char *p, int odd) {
 
 /* A tile's share of the output: p[r][i] of column c at p + c/2 * p_block. */
 struct out_arg {
-    const float *p, *alpha;
+    const float *p, *alpha, *beta;
     size_t p_block, o_row;
     float *o;
     struct span u;
 };
 
-/* o[r][16*NC dims from col] = o * alpha + sum over the span of p[r][i] v[i]. */
+/* o[r][16*NC dims from col] = o * alpha + beta * sum over the span of p[r][i] v[i]. */
 INLINE void out_cols(const int R, const int NC, const int type, const struct v_src *v, int col, const struct out_arg *a) {
     const int per_line = type == QT_Q4_0 ? 4 : type == QT_Q8_0 ? 2 : 1; /* positions whose 32 dims share 64 bytes */
     vf acc[TM][4];
@@ -378,10 +381,10 @@ INLINE void out_cols(const int R, const int NC, const int type, const struct v_s
         }
     }
     UNROLL for (int r = 0; r < R; r++) {
-        vf alpha = vf_set1(a->alpha[r]);
+        vf alpha = vf_set1(a->alpha[r]), beta = vf_set1(a->beta[r]);
         UNROLL for (int c = 0; c < NC; c++) {
             float *y = a->o + (size_t)r * a->o_row + (col + c) * VLEN;
-            vf_store(y, vf_fma(vf_load(y), alpha, acc[r][c]));
+            vf_store(y, vf_fma(acc[r][c], beta, vf_mul(vf_load(y), alpha)));
         }
     }
 }
@@ -406,7 +409,7 @@ INLINE void out_span(const int R, const int type, const struct attn_rows *b, int
     bool scaled = b->layer->type_v == QT_Q8_0 || b->layer->type_v == QT_Q4_0;
     size_t row = (size_t)b->tile_row[tile];
     const float *p = b->s + row * KV_PAGE;
-    struct out_arg a = {.p = scaled ? b->ps : p, .alpha = b->alpha + row, .p_block = scaled ? (size_t)TM * KV_PAGE : 0,
+    struct out_arg a = {.p = scaled ? b->ps : p, .alpha = b->alpha + row, .beta = b->beta + row, .p_block = scaled ? (size_t)TM * KV_PAGE : 0,
                         .o_row = (size_t)b->dim_o, .o = b->o + row * (size_t)b->dim_o, .u = u};
     while (col < end) {
         bool four = NC == 4 && end - col >= 4;
@@ -482,8 +485,85 @@ static struct v_src widen_v(const struct attn_rows *b, const struct v_src *v, in
     return (struct v_src){.p = (unsigned char *)b->panel, .block = 0, .half = VLEN * 4, .row = PANEL_DIMS * 4, .narrow = -1};
 }
 
+#if defined(LH_ISA_avx512)
+
+typedef void (*digit_fn)(const struct digit_rows *g, const unsigned char *v, ptrdiff_t ahead, struct span u,
+                         const struct attn_rows *b, int row, int col);
+
+INLINE void digit_block(const int R, const int type, const struct digit_rows *g, const unsigned char *v, ptrdiff_t ahead,
+                        struct span u, const struct attn_rows *b, int row, int col) {
+    __m512i acc[DIGIT_ROWS][2][DIGITS];
+    digit_sums(R, type, g, v, ahead, u.from, u.to, acc);
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int h = 0; h < 2; h++)
+        digit_add(b->o + (size_t)(row + r) * (size_t)b->dim_o + (col + h) * VLEN, b->alpha[row + r], b->beta[row + r] * g->unit[r],
+                  acc[r][h]);
+}
+
+#define DIGIT_FN(name, R, type)                                                                                        \
+    static __attribute__((noinline)) void name(const struct digit_rows *g, const unsigned char *v, ptrdiff_t ahead,    \
+                                               struct span u, const struct attn_rows *b, int row, int col) {           \
+        digit_block(R, type, g, v, ahead, u, b, row, col);                                                             \
+    }
+#define DIGIT_ROWS_OF(name, type)                                                                                      \
+    DIGIT_FN(name##1, 1, type) DIGIT_FN(name##2, 2, type) DIGIT_FN(name##3, 3, type) DIGIT_FN(name##4, 4, type)
+DIGIT_ROWS_OF(digits_q8_, QT_Q8_0)
+DIGIT_ROWS_OF(digits_q4_, QT_Q4_0)
+
+static const digit_fn digit_fns[2][DIGIT_ROWS] = {{digits_q8_1, digits_q8_2, digits_q8_3, digits_q8_4},
+                                                  {digits_q4_1, digits_q4_2, digits_q4_3, digits_q4_4}};
+
+/* Digits of p of rows row .. row + n for V block `block`. Returns the positions that any of them sees. */
+static struct span load_digits(struct digit_rows *g, const struct attn_rows *b, const unsigned char *head, int block, int row, int n,
+                               int64_t pos) {
+    const uint16_t *d = (const uint16_t *)(head + b->layer->vs_off) + (size_t)block * KV_PAGE;
+    struct span all = {KV_PAGE, 0};
+    for (int r = 0; r < n; r++) {
+        struct span u = row_span(b, row + r, pos);
+        if (u.from >= u.to) continue;
+        all.from = u.from < all.from ? u.from : all.from;
+        all.to = u.to > all.to ? u.to : all.to;
+    }
+    for (int r = 0; r < n; r++) {
+        struct span u = row_span(b, row + r, pos);
+        if (u.from >= u.to) u.from = u.to = all.to; /* nothing of the page: all digits are zero */
+        bool whole = u.from / VLEN == all.from / VLEN && (u.to + VLEN - 1) / VLEN == (all.to + VLEN - 1) / VLEN;
+        if (!whole) memset(g->at[r], 0, sizeof g->at[r]);
+        if (u.from != g->span_from || u.to != g->span_to || block != g->block) {
+            g->d_unit = digit_scales(g->d, d, u.from, u.to);
+            g->span_from = u.from, g->span_to = u.to, g->block = block;
+        }
+        g->unit[r] = g->d_unit;
+        digit_pack(g, r, b->s + (size_t)(row + r) * KV_PAGE, b->layer->type_v, u.from, u.to);
+    }
+    return all;
+}
+
+/* Quantised V, rows in groups of up to DIGIT_ROWS. Each puts the bytes in order anew, beside its products. */
+static void outputs_digits(const struct attn_rows *b, const unsigned char *head, ptrdiff_t ahead, int64_t pos) {
+    struct digit_rows g = {.block = -1};
+    int type = b->layer->type_v, n_group = (b->n_row + DIGIT_ROWS - 1) / DIGIT_ROWS;
+    for (int block = 0; block < b->layer->head_dim_v / KV_BLOCK; block++) {
+        const unsigned char *v = head + b->layer->v_off + (size_t)block * KV_PAGE * (type == QT_Q4_0 ? 16 : 32);
+        for (int i = 0; i < n_group; i++) {
+            int row = b->n_row * i / n_group, n = b->n_row * (i + 1) / n_group - row;
+            struct span u = load_digits(&g, b, head, block, row, n, pos);
+            if (u.from < u.to) digit_fns[type == QT_Q4_0][n - 1](&g, v, i ? 0 : ahead, u, b, row, 2 * block);
+        }
+    }
+}
+
+#endif
+
 static void outputs(const struct attn_rows *b, const unsigned char *head, const unsigned char *next, const struct span *u,
-                    struct span page) {
+                    struct span page, int64_t pos) {
+#if defined(LH_ISA_avx512)
+    if (b->layer->type_v == QT_Q8_0 || b->layer->type_v == QT_Q4_0) {
+        outputs_digits(b, head, next - (head + b->layer->v_off), pos);
+        return;
+    }
+#else
+    (void)pos;
+#endif
     struct v_src v = v_page(b, head, next);
     int n_col = b->dim_o / VLEN;
     if (b->n_tile < WIDEN_FROM) {
@@ -513,7 +593,7 @@ static void page(const struct attn_rows *b, const unsigned char *head, const uns
     scores(b, head, u);
     for (int t = 0; t < b->n_tile; t++)
         if (u[t].from < u[t].to) softmax_tile(b, t, pos, u[t]);
-    outputs(b, head, next, u, all);
+    outputs(b, head, next, u, all, pos);
 }
 
 static void pack_plain(struct attn_rows *b, int tile, int r, const float *q, float scale) {

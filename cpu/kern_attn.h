@@ -2,8 +2,9 @@
  * work into blocks and runs of pages; this does one page, and merges results of runs.
  *
  * Rows of a block are (token, query head of the group), token-major. They are computed in tiles of up to `tile` rows.
- * For each row and page: scores s = scale * log2(e) * q.k, M = max(m, max s), p = 2^(s - M), l = l * 2^(m - M) + sum p,
- * o = o * 2^(m - M) + sum p v, m = M. What a row gets does not depend on the tile or block that it is in: sums over dims
+ * For each row and page: scores s = scale * log2(e) * q.k, t = max s, p = 2^(s - t), M = max(m, t), alpha = 2^(m - M),
+ * beta = 2^(t - M), l = l * alpha + beta * sum p, o = o * alpha + beta * sum p v, m = M. The largest p of a page is 1, so
+ * that p can be written in digits (attn_digits.h). What a row gets does not depend on the tile or block that it is in: sums over dims
  * and positions run in one order, lanes of the sum of p are position % 16. So the same bits come out for any cut. */
 #ifndef LH_CPU_KERN_ATTN_H
 #define LH_CPU_KERN_ATTN_H
@@ -26,7 +27,8 @@ struct attn_rows {
     int32_t *qsum;      /* same shape: sum of the 32 i16 */
     float *s;           /* [n_row][KV_PAGE] scores, then p */
     float *ps;          /* [2][ATTN_TILE_MAX][KV_PAGE] p times the scales of a V block */
-    float *alpha;       /* [n_row] 2^(m - M) */
+    float *alpha;       /* [n_row] what the page multiplies o and l of earlier pages with, */
+    float *beta;        /* [n_row] and its own */
     float *panel;       /* [32 * max(KV_PAGE, head_dim_k)]: widened K or V */
     float *o, *m, *l;   /* [n_row][dim_o], [n_row], [n_row]: state of the run */
 };

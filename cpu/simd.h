@@ -21,6 +21,8 @@ enum { VLEN = 16 };
 
 /* Asks for the cache line at p; any address is allowed. */
 SIMD_FN void simd_prefetch(const void *p) { __builtin_prefetch(p, 0, 3); }
+/* Into the second-level cache: for what is used some KiB later. */
+SIMD_FN void simd_prefetch_l2(const void *p) { __builtin_prefetch(p, 0, 2); }
 
 #if defined(LH_ISA_avx512)
 
@@ -78,6 +80,17 @@ SIMD_FN vi vi_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
 SIMD_FN vi vi_shl(vi a, int n) { return (vi)((__v16si)a << n); }
 SIMD_FN vi vi_shr(vi a, int n) { return (vi)((__v16su)a >> n); }
 SIMD_FN vi vi_sar(vi a, int n) { return (vi)((__v16si)a >> n); }
+
+/* Each lane: acc + the products of its four unsigned bytes of a with four signed bytes of b, and of its two i16. As
+ * instructions, not intrinsics: GCC 12 copies the accumulators of those around and runs out of registers. */
+SIMD_FN vi simd_dpbusd(vi acc, vi a, vi b) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+    return acc;
+}
+SIMD_FN vi simd_dpwssd(vi acc, vi a, vi b) {
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+    return acc;
+}
 
 /* Lanes i and i + 8 combined, for the trees below. */
 #define SIMD_FOLD8(op) _mm256_##op(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1))

@@ -7,7 +7,7 @@
 /* Each lane of a and b holds two i16: acc + lo*lo + hi*hi. */
 #if defined(LH_ISA_avx512)
 
-SIMD_FN vi vi_dp16(vi acc, vi a, vi b) { return _mm512_dpwssd_epi32(acc, a, b); }
+SIMD_FN vi vi_dp16(vi acc, vi a, vi b) { return simd_dpwssd(acc, a, b); }
 /* Bytes 0 and 2, or 1 and 3, of each lane as two i16. */
 SIMD_FN vi vi_even8(vi a) { return _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8); }
 SIMD_FN vi vi_odd8(vi a) { return _mm512_srai_epi16(a, 8); }
