@@ -11,6 +11,18 @@
 #include "core/quant.h"
 #include "cpu/simd.h"
 
+/* What to ask memory for while p is used: what lies `near` bytes on, and `jump` further from `end` on, where a plane ends and
+ * the next one to be used lies elsewhere. Into the second-level cache; any address may be asked for. */
+struct ahead {
+    ptrdiff_t near, jump;
+    const unsigned char *end;
+};
+
+SIMD_FN void prefetch(const unsigned char *p, struct ahead a) {
+    uintptr_t t = (uintptr_t)p + (uintptr_t)a.near;
+    simd_prefetch_l2((const void *)(t >= (uintptr_t)a.end ? t + (uintptr_t)a.jump : t));
+}
+
 #if defined(LH_ISA_avx512)
 
 enum { DIGITS = 3, DIGIT_ROWS = 4, DIGIT_MOST = 8300000, DIGIT_ZERO = 0x808080 };
@@ -29,12 +41,13 @@ SIMD_FN int v_bias(int type) { return type == QT_Q8_0 ? 128 : 8; }
 
 /* 256 scales as multiples of the unit that makes the largest DIGIT_MOST. A scale that is no number makes the unit one, and
  * with it the output. */
-SIMD_FN float digit_scales(float *out, const uint16_t *d, int from, int to) {
+SIMD_FN float digit_scales(float *out, const uint16_t *d, int from, int to, ptrdiff_t ahead) {
     __m512i top = _mm512_setzero_si512(), i = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14,
                                                                13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     __m512i x[KV_PAGE / 32];
     for (int k = 0; k < KV_PAGE / 32; k++) {
         x[k] = _mm512_loadu_si512(d + 32 * k);
+        simd_prefetch_l2((const void *)((uintptr_t)(d + 32 * k) + (uintptr_t)ahead));
         if (to - from < KV_PAGE) {
             __m512i at = _mm512_add_epi16(i, _mm512_set1_epi16((short)(32 * k)));
             __mmask32 in = _mm512_cmpge_epi16_mask(at, _mm512_set1_epi16((short)from)) &
@@ -93,8 +106,8 @@ SIMD_FN void v_bytes(const int type, const unsigned char *p, __m512i x[2]) {
 }
 
 /* acc[r][h][k] = the sum of digit k with the bytes of 16 dims, positions from .. to rounded outwards to four. v: the
- * block in the page. ahead: what to prefetch lies this far from it. */
-SIMD_FN void digit_sums(const int R, const int type, const struct digit_rows *g, const unsigned char *v, ptrdiff_t ahead, int from,
+ * block in the page. */
+SIMD_FN void digit_sums(const int R, const int type, const struct digit_rows *g, const unsigned char *v, struct ahead ahead, int from,
                         int to, __m512i acc[DIGIT_ROWS][2][DIGITS]) {
     const int step = type == QT_Q4_0 ? 64 : 128;
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int h = 0; h < 2; h++) UNROLL for (int k = 0; k < DIGITS; k++)
@@ -103,8 +116,8 @@ SIMD_FN void digit_sums(const int R, const int type, const struct digit_rows *g,
         __m512i x[2];
         const unsigned char *p = v + i * step;
         v_bytes(type, p, x);
-        simd_prefetch_l2((const void *)((uintptr_t)p + (uintptr_t)ahead));
-        if (type == QT_Q8_0) simd_prefetch_l2((const void *)((uintptr_t)p + (uintptr_t)ahead + 64));
+        prefetch(p, ahead);
+        if (type == QT_Q8_0) prefetch(p + 64, ahead);
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int k = 0; k < DIGITS; k++) {
             int32_t four;
             memcpy(&four, g->at[r][i][k], 4);

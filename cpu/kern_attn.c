@@ -15,13 +15,14 @@
 
 #include "cpu/attn_digits.h"
 
-enum { TM = ATTN_TILE_MAX, K_I16 = 1000, PANEL_F32 = 1001, WIDEN_FROM = 3, PANEL_POS = 32, PANEL_DIMS = 32 };
+enum { AHEAD_LEAST = 8 << 10 };
+enum { TM = ATTN_TILE_MAX, K_I16 = 1000, PANEL_F32 = 1001, WIDEN_FROM = 3, PANEL_POS = 32, PANEL_DIMS = 32, CHUNK_POS = 64 };
 
 /* Rows of a tile, and vectors side by side for r rows: 16 or more accumulators hide the latency of FMA, and two thirds of
  * the registers hold them. In the two-register build a vector is two registers. */
 #if defined(LH_ISA_avx512)
 enum { TILE = 8 };
-#define K_VECS(r) ((r) == 1 ? 8 : (r) <= 4 ? 4 : 2)
+#define K_VECS(r) ((r) <= 4 ? 4 : 2)
 #define V_VECS(r) ((r) <= 2 ? 4 : 2)
 #elif defined(LH_ISA_avx2)
 enum { TILE = 6 };
@@ -40,18 +41,26 @@ enum { TILE = 4 };
 struct k_src {
     const unsigned char *p, *s;
     size_t vec, step, s_vec, s_step;
-    ptrdiff_t ahead; /* what will be needed after this K lies this far on: its V */
+    struct ahead ahead;
+    ptrdiff_t s_ahead; /* from the scales of K to those of V, which are few and wanted from the start */
 };
 
-/* What is used a plane (4 to 128 KiB) later. Any address may be asked for. */
-INLINE void prefetch(const unsigned char *p, ptrdiff_t ahead) { simd_prefetch_l2((const void *)((uintptr_t)p + (uintptr_t)ahead)); }
+/* How far ahead memory is asked for K and V: far enough for its latency, and at least the pieces of a plane that are used
+ * side by side: four groups of K, two blocks of V. More would leave requests unanswered in bursts: prefetches are dropped
+ * when too many are under way. */
+static ptrdiff_t ahead_bytes(const struct kv_layer *l) {
+    size_t k = l->ks_off / (KV_PAGE / KV_LANES) * 4, v = (l->vs_off - l->v_off) / (size_t)((l->head_dim_v + KV_BLOCK - 1) / KV_BLOCK) * 2;
+    size_t most = k > v ? k : v;
+    return (ptrdiff_t)(most > AHEAD_LEAST ? most : AHEAD_LEAST);
+}
 
 static struct k_src k_page(const struct kv_layer *l, const unsigned char *head) {
     size_t dim = (size_t)l->head_dim_k;
     size_t e = l->type_k == QT_F32 ? 64 : l->type_k == QT_F16 || l->type_k == QT_BF16 ? 32 : 64;
     size_t steps = l->type_k == QT_Q8_0 ? dim / 4 : l->type_k == QT_Q4_0 ? dim / 8 : dim;
     return (struct k_src){.p = head, .s = head + l->ks_off, .vec = steps * e, .step = e, .s_vec = dim / KV_BLOCK * 32, .s_step = 32,
-                          .ahead = (ptrdiff_t)l->v_off};
+                          .ahead = {.near = ahead_bytes(l), .jump = (ptrdiff_t)(l->v_off - l->ks_off), .end = head + l->ks_off},
+                          .s_ahead = (ptrdiff_t)(l->vs_off - l->ks_off)};
 }
 
 INLINE vf load_plain(int type, const unsigned char *p) {
@@ -121,6 +130,7 @@ INLINE void score_quant(const int R, const int NV, const int type, const struct 
             }
         }
         UNROLL for (int v = 0; v < NV; v++) {
+            if (type != K_I16 && b % 2 == 0) simd_prefetch_l2((const void *)((uintptr_t)(sc + (size_t)v * k->s_vec) + (uintptr_t)k->s_ahead)); /* 64 bytes: two blocks */
             vf d = type == K_I16 ? vf_load((const float *)(sc + (size_t)v * k->s_vec)) : vf_from_f16((const uint16_t *)(sc + (size_t)v * k->s_vec));
             UNROLL for (int r = 0; r < R; r++)
                 acc[r][v] = vf_fma(vf_from_vi(sum[r][v]), vf_mul(d, vf_set1(qs[r])), acc[r][v]);
@@ -255,8 +265,14 @@ static struct span tile_span(const struct attn_rows *b, int tile, int64_t pos) {
 static void scores(const struct attn_rows *b, const unsigned char *head, const struct span *u) {
     struct k_src k = k_page(b->layer, head);
     if (b->n_tile < WIDEN_FROM) {
-        for (int t = 0; t < b->n_tile; t++, k.ahead = 0) /* the first tile has fetched it */
-            if (u[t].from < u[t].to) score_of(b->layer->type_k)(b, t, &k, u[t].from, u[t].to, 0);
+        for (int first = 0; first < KV_PAGE; first += CHUNK_POS) { /* one after the other while K is in the first-level cache */
+            struct k_src x = k;
+            for (int t = 0; t < b->n_tile; t++) {
+                int from = u[t].from > first ? u[t].from : first, to = u[t].to < first + CHUNK_POS ? u[t].to : first + CHUNK_POS;
+                if (from < to) score_of(b->layer->type_k)(b, t, &x, from, to, 0);
+                x.ahead.near = x.ahead.jump = x.s_ahead = 0; /* the first tile has asked for it */
+            }
+        }
         return;
     }
     bool quant = b->layer->type_k == QT_Q8_0 || b->layer->type_k == QT_Q4_0;
@@ -324,7 +340,7 @@ static void softmax_tile(const struct attn_rows *b, int tile, int64_t pos, struc
 struct v_src {
     const unsigned char *p;
     size_t block, half, row;
-    ptrdiff_t ahead; /* what will be needed after this V lies this far on: the next page's K */
+    struct ahead ahead;
     int narrow; /* column in a block of 16 dims, whose rows are half as long; -1: none */
 };
 
@@ -333,7 +349,8 @@ static struct v_src v_page(const struct attn_rows *b, const unsigned char *head,
     size_t half = type == QT_F32 ? 64 : type == QT_Q8_0 ? 16 : type == QT_Q4_0 ? 0 : 32;
     size_t row = type == QT_Q4_0 ? 16 : 2 * half;
     return (struct v_src){.p = head + b->layer->v_off, .block = row * KV_PAGE, .half = half, .row = row,
-                          .ahead = next - (head + b->layer->v_off), .narrow = n_col % 2 ? n_col - 1 : -1};
+                          .ahead = {.near = ahead_bytes(b->layer), .jump = next - (head + b->layer->vs_off), .end = head + b->layer->vs_off},
+                          .narrow = n_col % 2 ? n_col - 1 : -1};
 }
 
 INLINE vf load_v(const int type, const unsigned char *p, int odd) {
@@ -487,10 +504,10 @@ static struct v_src widen_v(const struct attn_rows *b, const struct v_src *v, in
 
 #if defined(LH_ISA_avx512)
 
-typedef void (*digit_fn)(const struct digit_rows *g, const unsigned char *v, ptrdiff_t ahead, struct span u,
+typedef void (*digit_fn)(const struct digit_rows *g, const unsigned char *v, struct ahead ahead, struct span u,
                          const struct attn_rows *b, int row, int col);
 
-INLINE void digit_block(const int R, const int type, const struct digit_rows *g, const unsigned char *v, ptrdiff_t ahead,
+INLINE void digit_block(const int R, const int type, const struct digit_rows *g, const unsigned char *v, struct ahead ahead,
                         struct span u, const struct attn_rows *b, int row, int col) {
     __m512i acc[DIGIT_ROWS][2][DIGITS];
     digit_sums(R, type, g, v, ahead, u.from, u.to, acc);
@@ -500,7 +517,7 @@ INLINE void digit_block(const int R, const int type, const struct digit_rows *g,
 }
 
 #define DIGIT_FN(name, R, type)                                                                                        \
-    static __attribute__((noinline)) void name(const struct digit_rows *g, const unsigned char *v, ptrdiff_t ahead,    \
+    static __attribute__((noinline)) void name(const struct digit_rows *g, const unsigned char *v, struct ahead ahead,    \
                                                struct span u, const struct attn_rows *b, int row, int col) {           \
         digit_block(R, type, g, v, ahead, u, b, row, col);                                                             \
     }
@@ -514,7 +531,7 @@ static const digit_fn digit_fns[2][DIGIT_ROWS] = {{digits_q8_1, digits_q8_2, dig
 
 /* Digits of p of rows row .. row + n for V block `block`. Returns the positions that any of them sees. */
 static struct span load_digits(struct digit_rows *g, const struct attn_rows *b, const unsigned char *head, int block, int row, int n,
-                               int64_t pos) {
+                               int64_t pos, ptrdiff_t s_ahead) {
     const uint16_t *d = (const uint16_t *)(head + b->layer->vs_off) + (size_t)block * KV_PAGE;
     struct span all = {KV_PAGE, 0};
     for (int r = 0; r < n; r++) {
@@ -529,7 +546,7 @@ static struct span load_digits(struct digit_rows *g, const struct attn_rows *b, 
         bool whole = u.from / VLEN == all.from / VLEN && (u.to + VLEN - 1) / VLEN == (all.to + VLEN - 1) / VLEN;
         if (!whole) memset(g->at[r], 0, sizeof g->at[r]);
         if (u.from != g->span_from || u.to != g->span_to || block != g->block) {
-            g->d_unit = digit_scales(g->d, d, u.from, u.to);
+            g->d_unit = digit_scales(g->d, d, u.from, u.to, s_ahead);
             g->span_from = u.from, g->span_to = u.to, g->block = block;
         }
         g->unit[r] = g->d_unit;
@@ -539,15 +556,18 @@ static struct span load_digits(struct digit_rows *g, const struct attn_rows *b, 
 }
 
 /* Quantised V, rows in groups of up to DIGIT_ROWS. Each puts the bytes in order anew, beside its products. */
-static void outputs_digits(const struct attn_rows *b, const unsigned char *head, ptrdiff_t ahead, int64_t pos) {
+static void outputs_digits(const struct attn_rows *b, const unsigned char *head, const unsigned char *next, int64_t pos) {
+    const struct kv_layer *l = b->layer;
+    struct ahead ahead = {.near = ahead_bytes(l), .jump = next - (head + l->vs_off), .end = head + l->vs_off};
+    ptrdiff_t s_ahead = next + l->ks_off - (head + l->vs_off);
     struct digit_rows g = {.block = -1};
     int type = b->layer->type_v, n_group = (b->n_row + DIGIT_ROWS - 1) / DIGIT_ROWS;
     for (int block = 0; block < b->layer->head_dim_v / KV_BLOCK; block++) {
         const unsigned char *v = head + b->layer->v_off + (size_t)block * KV_PAGE * (type == QT_Q4_0 ? 16 : 32);
         for (int i = 0; i < n_group; i++) {
             int row = b->n_row * i / n_group, n = b->n_row * (i + 1) / n_group - row;
-            struct span u = load_digits(&g, b, head, block, row, n, pos);
-            if (u.from < u.to) digit_fns[type == QT_Q4_0][n - 1](&g, v, i ? 0 : ahead, u, b, row, 2 * block);
+            struct span u = load_digits(&g, b, head, block, row, n, pos, s_ahead);
+            if (u.from < u.to) digit_fns[type == QT_Q4_0][n - 1](&g, v, i ? (struct ahead){0} : ahead, u, b, row, 2 * block);
         }
     }
 }
@@ -558,7 +578,7 @@ static void outputs(const struct attn_rows *b, const unsigned char *head, const 
                     struct span page, int64_t pos) {
 #if defined(LH_ISA_avx512)
     if (b->layer->type_v == QT_Q8_0 || b->layer->type_v == QT_Q4_0) {
-        outputs_digits(b, head, next - (head + b->layer->v_off), pos);
+        outputs_digits(b, head, next, pos);
         return;
     }
 #else
@@ -567,8 +587,12 @@ static void outputs(const struct attn_rows *b, const unsigned char *head, const 
     struct v_src v = v_page(b, head, next);
     int n_col = b->dim_o / VLEN;
     if (b->n_tile < WIDEN_FROM) {
-        for (int t = 0; t < b->n_tile; t++, v.ahead = 0)
-            if (u[t].from < u[t].to) out_of(b->layer->type_v)(b, t, &v, head, 0, n_col, u[t]);
+        int step = b->n_tile == 1 ? n_col : 2;
+        for (int col = 0; col < n_col; col += step) {
+            struct v_src x = v;
+            for (int t = 0; t < b->n_tile; t++, x.ahead.near = x.ahead.jump = 0)
+                if (u[t].from < u[t].to) out_of(b->layer->type_v)(b, t, &x, head, col, col + step < n_col ? col + step : n_col, u[t]);
+        }
         return;
     }
     for (int col = 0; col < n_col; col += 2) {
