@@ -33,19 +33,18 @@ struct gpu_gemm {
 static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 static int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Records a failed cuBLAS call. */
-static int blas_failed(struct gpu *g, cublasStatus_t s, const char *call, size_t bytes) {
+int gpu_blas_failed(struct gpu *g, int status, const char *call) {
     cudaError_t e = cudaGetLastError(); /* what is behind it, if the runtime knows */
-    if (e == cudaSuccess && s == CUBLAS_STATUS_ALLOC_FAILED) e = cudaErrorMemoryAllocation;
-    if (e != cudaSuccess) return gpu_failed(g, e, call, bytes);
-    return err_set(ERR_DEVICE, "GPU %d: %s: %s", g->index, call, cublasGetStatusString(s));
+    if (e == cudaSuccess && status == CUBLAS_STATUS_ALLOC_FAILED) e = cudaErrorMemoryAllocation;
+    if (e != cudaSuccess) return gpu_failed(g, e, call, 0);
+    return err_set(ERR_DEVICE, "GPU %d: %s: %s", g->index, call, cublasGetStatusString((cublasStatus_t)status));
 }
 
-#define BLAS_TRY(g, call, bytes)                                                                                       \
+#define BLAS_TRY(g, call)                                                                                              \
     do {                                                                                                               \
         cublasStatus_t blas_try_s = (call);                                                                            \
         if (blas_try_s != CUBLAS_STATUS_SUCCESS) {                                                                     \
-            rc = blas_failed(g, blas_try_s, #call, bytes);                                                             \
+            rc = gpu_blas_failed(g, (int)blas_try_s, #call);                                                           \
             goto out;                                                                                                  \
         }                                                                                                              \
     } while (0)
@@ -64,10 +63,10 @@ int gpu_gemm_open(struct gpu_gemm **out, struct gpu *g, struct gpu_stream *s, co
     m->d_starts = (int *)(void *)(base + p.starts);
     m->d_list = (int *)(void *)(base + p.list);
     m->d_tile = base + p.tile;
-    BLAS_TRY(g, cublasCreate(&m->blas), 0);
-    BLAS_TRY(g, cublasSetStream(m->blas, m->st), 0);
-    BLAS_TRY(g, cublasSetWorkspace(m->blas, d_workspace, p.workspace_bytes), 0); /* after the stream, which resets it */
-    BLAS_TRY(g, cublasSetMathMode(m->blas, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION), 0);
+    BLAS_TRY(g, cublasCreate(&m->blas));
+    BLAS_TRY(g, cublasSetStream(m->blas, m->st));
+    BLAS_TRY(g, cublasSetWorkspace(m->blas, d_workspace, p.workspace_bytes)); /* after the stream, which resets it */
+    BLAS_TRY(g, cublasSetMathMode(m->blas, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION));
     *out = m;
     return 0;
 out:
@@ -106,11 +105,11 @@ static int tile_product(struct gpu_gemm *m, const struct matmul *a, int out_i, c
     int rc = 0;
     if (f32)
         BLAS_TRY(m->g, cublasSgemm(m->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)d->n_row, a->n_tok, (int)a->cols, &one, m->d_tile,
-                                   (int)d->ld, a->x, (int)a->cols, &zero, y, (int)w->rows), 0);
+                                   (int)d->ld, a->x, (int)a->cols, &zero, y, (int)w->rows));
     else
         BLAS_TRY(m->g, cublasGemmEx(m->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)d->n_row, a->n_tok, (int)d->ld, &one, m->d_tile,
                                     CUDA_R_16F, (int)d->ld, m->d_x, CUDA_R_16F, (int)d->ld, &zero, y, CUDA_R_32F, (int)w->rows,
-                                    CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT), 0);
+                                    CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
     if (f32 && !bias) return 0;
     return launched(m, gemm_finish_launch(y, w->rows, d->n_row, a->n_tok, f32 ? NULL : m->d_x_exp,
                                           f32 || w->type == QT_F16 ? NULL : m->d_w_exp, bias ? bias + d->row0 : NULL, m->st),

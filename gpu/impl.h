@@ -37,6 +37,9 @@ int gpu_is_lost(const struct gpu *g);
 
 /* --- gemm.c: products of many tokens ------------------------------------------------------------------------------------- */
 
+/* As gpu_failed, of a cublasStatus_t. */
+int gpu_blas_failed(struct gpu *g, int status, const char *call);
+
 struct gpu_gemm;
 /* d_workspace, d_pass: the scratch of gpu_scratch_of; what lies in `pass` is used during a call only. */
 int gpu_gemm_open(struct gpu_gemm **out, struct gpu *g, struct gpu_stream *s, const struct ops_limits *l, void *d_workspace,

@@ -5,10 +5,6 @@
 
 #include <cublas_v2.h>
 
-static int blas_failed(struct gpu *g, cublasStatus_t s, const char *call) {
-    return err_set(s == CUBLAS_STATUS_ALLOC_FAILED ? ERR_BUDGET : ERR_DEVICE, "GPU %d: %s: cuBLAS status %d", g->index, call, (int)s);
-}
-
 int gpu_probe_gemm(double *s, struct gpu_arena *a, struct gpu_stream *st, int m, int n, int k, int reps) {
     struct gpu *g = st->g;
     struct gpu_event *from = NULL, *to = NULL;
@@ -26,13 +22,13 @@ int gpu_probe_gemm(double *s, struct gpu_arena *a, struct gpu_stream *st, int m,
     /* f16 0x2424 and 0x2828, about 0.016 and 0.033: a matrix of zeros draws less power than any real one */
     if (!rc) rc = gpu_fill(st, d_w, 0x24, (size_t)m * (size_t)k * 2);
     if (!rc) rc = gpu_fill(st, d_x, 0x28, (size_t)n * (size_t)k * 2);
-    if (!rc && (b = cublasCreate(&blas))) rc = blas_failed(g, b, "cublasCreate");
-    if (!rc && (b = cublasSetStream(blas, st->s))) rc = blas_failed(g, b, "cublasSetStream");
+    if (!rc && (b = cublasCreate(&blas))) rc = gpu_blas_failed(g, (int)b, "cublasCreate");
+    if (!rc && (b = cublasSetStream(blas, st->s))) rc = gpu_blas_failed(g, (int)b, "cublasSetStream");
     for (int i = -1; i < reps && !rc; i++) { /* the first is not timed: it picks and loads a kernel */
         if (i == 0) rc = gpu_event_record(from, st);
         if (!rc && (b = cublasGemmEx(blas, CUBLAS_OP_T, CUBLAS_OP_N, m, n, k, &one, d_w, CUDA_R_16F, k, d_x, CUDA_R_16F, k, &zero, d_y,
                                      CUDA_R_32F, m, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT)))
-            rc = blas_failed(g, b, "cublasGemmEx");
+            rc = gpu_blas_failed(g, (int)b, "cublasGemmEx");
     }
     if (!rc) rc = gpu_event_record(to, st);
     if (!rc) rc = gpu_event_sync(to);

@@ -101,6 +101,7 @@ struct side {
     void *scratch;
     float *x, *hidden;     /* [N_TOK, dim] */
     float *logits, *drafts; /* [N_TOK, VOCAB] of the model, of its prediction block: row t predicts t + 2 */
+    struct gpu_stream *recorded; /* ?each pass is a graph of this stream, launched once */
 };
 
 /* The next n tokens; rows of the results go to row pos0 on. */
@@ -121,7 +122,17 @@ static void pass(struct decoder *d, const struct side *s, const struct model *m,
 static void forward(const struct side *s, const struct loaded *l, const int32_t *ids, int piece) {
     struct decoder *d;
     ok(decoder_open(&d, &l->m, s->ops, s->w, s->kv, s->state, N_TOK, N_TOK, N_TOK, l->freqs, s->scratch));
-    for (int p = 0; p < N_TOK; p += piece) pass(d, s, &l->m, ids, p, N_TOK - p < piece ? N_TOK - p : piece);
+    for (int p = 0; p < N_TOK; p += piece) {
+        const int n = N_TOK - p < piece ? N_TOK - p : piece;
+        struct gpu_graph *graph;
+        if (s->recorded) ok(gpu_graph_begin(s->recorded));
+        pass(d, s, &l->m, ids, p, n);
+        if (!s->recorded) continue;
+        ok(gpu_graph_end(&graph, s->recorded));
+        ok(gpu_graph_launch(graph, s->recorded));
+        ok(gpu_stream_sync(s->recorded));
+        gpu_graph_close(graph);
+    }
     decoder_close(d);
 }
 
@@ -169,7 +180,9 @@ static struct weights device_weights(const struct weights *w, int n_block, const
     return d;
 }
 
-static float *gpu_logits(const struct loaded *l, const int32_t *ids, int piece) {
+enum how { LAUNCHED, RECORDED };
+
+static float *gpu_logits(const struct loaded *l, const int32_t *ids, int piece, enum how how) {
     struct gpu *g;
     struct gpu_arena *a;
     struct gpu_stream *st;
@@ -211,6 +224,7 @@ static float *gpu_logits(const struct loaded *l, const int32_t *ids, int piece) 
     ok(gpu_alloc((void **)&s.logits, a, out_bytes, "logits"));
     ok(gpu_fill(st, s.logits, 0, out_bytes));
     s.drafts = s.logits + ROWS;
+    if (how == RECORDED) s.recorded = st;
     forward(&s, l, ids, piece);
     ok(gpu_ops_check(ops));
     ok(gpu_host_alloc(&out, g, out_bytes));
@@ -311,7 +325,7 @@ static float *compare(const char *name, const char *path, const float *exact) {
     for (; i < 3; i++) {
 #endif
         free(got);
-        got = gpu_logits(&l, ids, pieces[i % 3]);
+        got = gpu_logits(&l, ids, pieces[i % 3], LAUNCHED);
         if (pieces[i % 3] >= PREFILL_MIN_TOK) check_half(name, got, quantised ? exact : want, quantised || !l.m.n_mtp ? 1 : 2);
         else quantised ? check_near(name, got, want, other) : check_same(name, got, want);
     }
@@ -343,7 +357,7 @@ static void compare_kv(const char *name, const char *path, int type_k, int type_
     gpu_order_at(&o, 0);
     gpu_order_set(&o);
 #endif
-    float *want = cpu_logits(&l, l.plan.isa, ids), *got = gpu_logits(&l, ids, 7);
+    float *want = cpu_logits(&l, l.plan.isa, ids), *got = gpu_logits(&l, ids, 7, LAUNCHED);
     for (int k = 0; k < ROWS; k++)
         if (isnan(got[k])) fail_msg("%s, K %s V %s: token %d has a NaN", name, quant_name(type_k), quant_name(type_v), k / VOCAB);
     double middle = median(got, want), most = distance(got, want, N_TOK).most;
@@ -418,11 +432,28 @@ static void quantised_models(void **state) {
     json_decref(j);
 }
 
+/* Passes of one token and of all of them, recorded as graphs: the bits of the same launches. */
+static void graphs(void **state) {
+    (void)state;
+    struct loaded l;
+    int32_t ids[N_TOK];
+    json_t *j = expected();
+    read_ids(ids, j);
+    load(&l, test_path("tiny-models/tiny-random-qwen35-f32.gguf"), QT_F16, QT_F16);
+    for (int piece = 1; piece <= N_TOK; piece += N_TOK - 1) {
+        float *want = gpu_logits(&l, ids, piece, LAUNCHED), *got = gpu_logits(&l, ids, piece, RECORDED);
+        assert_memory_equal(got, want, 2 * ROWS * sizeof *got);
+        free(want), free(got);
+    }
+    unload(&l);
+    json_decref(j);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest t[] = {
         cmocka_unit_test(llama),    cmocka_unit_test(llama31), cmocka_unit_test(qwen2),     cmocka_unit_test(qwen3),
         cmocka_unit_test(qwen3moe), cmocka_unit_test(gemma3),  cmocka_unit_test(qwen35),    cmocka_unit_test(qwen3next),
-        cmocka_unit_test(qwen35moe), cmocka_unit_test(quantised_models),
+        cmocka_unit_test(qwen35moe), cmocka_unit_test(quantised_models), cmocka_unit_test(graphs),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(t, NULL, NULL);

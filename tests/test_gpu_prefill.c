@@ -297,7 +297,8 @@ static void expert_ref(double *y, const struct moe *s, const struct weights *w, 
     free(row), free(xd), free(h);
 }
 
-/* kind 0: scattered choices; 1: everybody the same experts; 2: one more token than a full tile for expert 0 */
+/* kind 0: scattered choices; 1: everybody the same experts; 2: one more token than a full tile for expert 0; 3: the second and the
+ * last expert in turn */
 static void expert_case(struct dev *d, const int (*type)[3], const struct moe *s, int kind) {
     struct weights w[3];
     uint64_t seed = 77 + (uint64_t)kind;
@@ -322,6 +323,7 @@ static void expert_case(struct dev *d, const int (*type)[3], const struct moe *s
         for (int k = 0, first = (int)(test_rand(&seed) % (uint64_t)s->n_expert); k < s->n_used; k++) {
             if (kind == 1) first = 2;
             if (kind == 2) first = t < 65 ? 0 : 1;
+            if (kind == 3) first = t % 2 ? 1 : s->n_expert - 1;
             ids[t * s->n_used + k] = (first + 3 * k) % s->n_expert;
             weight[t * s->n_used + k] = test_uniform(&seed, 0, 1);
         }
@@ -346,6 +348,8 @@ static void expert_case(struct dev *d, const int (*type)[3], const struct moe *s
                          quant_name((*type)[2]), kind, t, (long long)i, y[t * s->dim + i], want[i], 6 * 0x1p-11 * most);
     }
     ids[7] = kind ? s->n_expert : -1;
+    for (int i = 0; i < n_choice; i++)
+        if (i != 7) ids[i] = 0; /* little work */
     a.ids = dev_new(d, ids, (size_t)n_choice * 4);
     ok(d->t->experts(d->t, &a));
     assert_int_equal(gpu_ops_check(d->ops), ERR_ARG);
@@ -358,7 +362,7 @@ static void expert_case(struct dev *d, const int (*type)[3], const struct moe *s
 static void experts(void) {
     static const int mixes[][3] = {{QT_F16, QT_F16, QT_F16}, {QT_Q4_K, QT_Q4_K, QT_Q6_K}, {QT_Q8_0, QT_MXFP4, QT_BF16},
                                    {QT_F32, QT_F32, QT_F32}, {QT_F32, QT_Q8_0, QT_Q4_0}, {QT_Q8_0, QT_F32, QT_NVFP4}};
-    const struct moe s = {256, 512, 8, 3, N}, odd = {32, 192, 5, 1, 70};
+    const struct moe s = {256, 256, 8, 3, N}, odd = {32, 192, 5, 1, 70};
     struct dev d;
     dev_open(&d, &small, DATA_BYTES);
     for (size_t i = 0; i < sizeof mixes / sizeof *mixes; i++) {
@@ -369,15 +373,21 @@ static void experts(void) {
 }
 
 /* More rows than the decoded tile holds for all experts at once, or for one. */
-static void expert_tiles(void) {
+static void expert_tiles(void **state) {
+    (void)state;
+#if defined(GPU_EMU) /* much work, whose order other tests change */
+    struct gpu_order o;
+    gpu_order_at(&o, 0);
+    gpu_order_set(&o);
+#endif
     static const int type[3] = {QT_Q4_0, QT_Q8_0, QT_Q4_0};
     const struct moe some = {32, 16384, 6, 1, N}, one = {32, 65600, 2, 1, N};
     struct ops_limits l = {.n_tok = N, .cols = 65600, .rows = 65600, .n_head = 1, .n_kv = 1, .head_dim = 16, .n_ctx = 256, .n_expert = 8,
                            .n_expert_used = 1};
     struct dev d;
     dev_open(&d, &l, DATA_BYTES);
-    expert_case(&d, &type, &some, 0);
-    expert_case(&d, &type, &one, 0);
+    expert_case(&d, &type, &some, 3);
+    expert_case(&d, &type, &one, 1);
     dev_close(&d);
 }
 
@@ -673,11 +683,78 @@ static void bad_values(void) {
     dev_close(&d);
 }
 
+/* --- faults --------------------------------------------------------------------------------------------------------------- */
+
+#if defined(GPU_EMU)
+/* Open, a product, experts, attention; with nth, the nth CUDA call fails: a code, everything closes, nothing is left. Returns
+ * the calls made. */
+static long once(long nth, int code) {
+    const struct ops_limits l = {.n_tok = N, .cols = 32, .rows = 32, .n_head = 1, .n_kv = 1, .head_dim = 32, .n_ctx = 256, .n_expert = 2,
+                                 .n_expert_used = 1};
+    struct gpu *g = NULL;
+    struct gpu_arena *a = NULL;
+    struct gpu_stream *st = NULL;
+    struct gpu_ops *ops = NULL;
+    unsigned char *d = NULL;
+    enum { PIECE = N * 64 * 4, PIECES = 8 };
+    struct kv_shape shape = {1, 32, 32, 0};
+    struct kv_spec spec = {.n_layer = 1, .shapes = &shape, .n_ctx = 256, .n_tok = N, .type_k = QT_Q8_0, .type_v = QT_Q4_0};
+    struct kv_layer layer;
+    size_t kv_bytes;
+    ok(kv_plan(&layer, &kv_bytes, &spec));
+    struct kv kv = {.n_layer = 1, .layers = &layer, .n_ctx = 256};
+    emu_reset(NULL);
+    long before = emu_calls("any");
+    if (nth) emu_fail("any", nth, code, 0);
+    int rc = gpu_open(&g, 0);
+    if (!rc) rc = gpu_arena_open(&a, g, (4 << 20) + gpu_ops_scratch_bytes(&l));
+    if (!rc) rc = gpu_stream_open(&st, g);
+    if (!rc) rc = gpu_ops_open(&ops, g, a, st, &l);
+    if (!rc) rc = gpu_alloc((void **)&d, a, PIECES * PIECE + kv_bytes, "data");
+    if (!rc) rc = gpu_fill(st, d, 0, PIECES * PIECE + kv_bytes);
+    if (!rc) {
+        struct ops *t = gpu_ops_table(ops);
+        float *x = (float *)(void *)d, *y = (float *)(void *)(d + PIECE);
+        struct mat w = {d + 2 * PIECE, QT_Q4_0, 32, 32};
+        struct matmul m = {.x = x, .cols = 32, .n_tok = N, .n = 1, .out = {{&w, y, x}}};
+        struct experts_args e = {.y = y, .x = x, .ids = (int32_t *)(void *)(d + 3 * PIECE), .weight = x, .n_tok = N, .n_used = 1, .n_expert = 2,
+                                 .gate = w, .up = w, .down = w, .act = ACT_SILU};
+        layer.base = d + PIECES * PIECE;
+        struct attn_args at = {.o = y, .q = x, .kv = &kv, .n_tok = N, .n_head = 1, .scale = 1};
+        rc = t->matmul(t, &m);
+        if (!rc) rc = t->experts(t, &e);
+        if (!rc) rc = t->attn(t, &at);
+        if (!rc) rc = gpu_ops_check(ops);
+    }
+    long calls = emu_calls("any") - before;
+    if (nth && rc != ERR_DEVICE && rc != ERR_BUDGET) fail_msg("call %ld failed with %d, and the result is %d (%s)", nth, code, rc, err_text());
+    if (!nth && rc) fail_msg("%s", err_text());
+    emu_fail_clear();
+    if (st) (void)gpu_stream_sync(st);
+    gpu_ops_close(ops);
+    gpu_stream_close(st);
+    gpu_arena_close(a);
+    gpu_close(g);
+    if (emu_leaks()) fail_msg("call %ld failed with %d (%s) and something was left open", nth, code, err_text());
+    return calls;
+}
+
+static void every_call_may_fail(void **state) {
+    (void)state;
+    const long made = once(0, 0);
+    if (made < 30) fail_msg("only %ld calls", made);
+    for (long n = 1; n <= made; n++) {
+        once(n, 0);                         /* as that call fails */
+        once(n, cudaErrorMemoryAllocation); /* and with a code that any may return */
+    }
+    emu_reset(NULL);
+}
+#endif
+
 ORDERS(products)
 ORDERS(product_ranges)
 ORDERS(product_edges)
 ORDERS(experts)
-ORDERS(expert_tiles)
 ORDERS(attention)
 ORDERS(attention_ranges)
 ORDERS(attention_masks)
@@ -689,10 +766,13 @@ int main(int argc, char **argv) {
     const struct CMUnitTest t[] = {
         cmocka_unit_test(products_in_all_orders),         cmocka_unit_test(product_ranges_in_all_orders),
         cmocka_unit_test(product_edges_in_all_orders),    cmocka_unit_test(experts_in_all_orders),
-        cmocka_unit_test(expert_tiles_in_all_orders),     cmocka_unit_test(attention_in_all_orders),
+        cmocka_unit_test(expert_tiles),                   cmocka_unit_test(attention_in_all_orders),
         cmocka_unit_test(attention_ranges_in_all_orders), cmocka_unit_test(attention_masks_in_all_orders),
         cmocka_unit_test(rings_in_all_orders),            cmocka_unit_test(batches_in_all_orders),
         cmocka_unit_test(bad_values_in_all_orders),
+#if defined(GPU_EMU)
+        cmocka_unit_test(every_call_may_fail),
+#endif
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(t, NULL, NULL);
