@@ -255,6 +255,11 @@ def spread(prefix, rates):
             f"{prefix}_max_ts": f"{max(rates):.3f}"}
 
 
+def portable(command):
+    """A command line without the folders of this machine."""
+    return shlex.join(os.path.basename(word) if "/" in word else word for word in command)
+
+
 def compare(model, test, args, version):
     """Measures one test on one model; the CSV row."""
     load = os.getloadavg()[0]
@@ -284,7 +289,7 @@ def compare(model, test, args, version):
         "ratio": f"{statistics.median(ours_ts) / statistics.median(theirs_ts):.3f}",
         "ours_fill": args.fill if test.depth > 0 else "none", "theirs_fill": "prefill" if test.depth > 0 else "none",
         "ours_version": version, "theirs_version": args.llama_version or theirs_version(result),
-        "ours_command": shlex.join(ours), "theirs_command": shlex.join(theirs), "cpu": cpu_model(),
+        "ours_command": portable(ours), "theirs_command": portable(theirs), "cpu": cpu_model(),
         "load_before": f"{load:.2f}", "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
     }
 

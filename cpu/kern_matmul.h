@@ -33,6 +33,7 @@ struct matmul_tile {
     float *y;      /* column c, row r at y[c * y_stride + r] */
     int64_t y_stride;
     ptrdiff_t ahead, next; /* what to prefetch: so many bytes after the words and after the scales at work */
+    bool to_l2;            /* words into the second-level cache, and no scales: see matmul.c */
     bool resume;       /* sums start from y (an earlier range of the same rows), else from 0 */
     const float *bias; /* ?[n_row], added at the end */
 };

@@ -23,6 +23,7 @@ struct product {
     /* Filled by products_run. */
     struct strip_layout l;
     matmul_tile_fn tile;
+    bool to_l2;            /* prefetch into the second-level cache */
     int width;             /* of a column block */
     int64_t first;         /* strip or task among those of all products */
     int64_t strips, cols;  /* strips and column blocks per task */
@@ -31,6 +32,7 @@ struct product {
 
 struct matmul_state {
     const struct kern_matmul *kern;
+    bool is_amd;
     int n_tok;          /* tokens prepared at a time */
     uint8_t *quantised; /* [n_tok, limits.cols / 32] struct xq */
     float *plain;       /* [n_tok, limits.cols + 1], the spare element for an odd number of 16-bit weights */

@@ -112,11 +112,15 @@ SIMD_FN void tile_end(const int nc, vf *acc, struct tile_out o) {
 }
 
 /* The share of run (o, i) in the prefetches of a block, spread because only a dozen or so can be under way. */
-SIMD_FN void tile_prefetch(const int type, const uint8_t *w, int o, const int i) {
+SIMD_FN void tile_prefetch(const int type, const uint8_t *w, bool to_l2, int o, const int i) {
     const struct traits t = traits(type);
     const int per_outer = (t.n_word + t.outer - 1) / t.outer;
-    UNROLL for (int k = i * per_outer / t.inner; k < (i + 1) * per_outer / t.inner; k++)
-        simd_prefetch(w + (size_t)(o * per_outer + k) * ROW_WORDS);
+    w += (size_t)(o * per_outer) * ROW_WORDS;
+    if (to_l2) {
+        UNROLL for (int k = i * per_outer / t.inner; k < (i + 1) * per_outer / t.inner; k++) simd_prefetch_l2(w + (size_t)k * ROW_WORDS);
+    } else {
+        UNROLL for (int k = i * per_outer / t.inner; k < (i + 1) * per_outer / t.inner; k++) simd_prefetch(w + (size_t)k * ROW_WORDS);
+    }
 }
 
 SIMD_FN void tile_pass(const int type, const int nc, const struct matmul_tile *t, int c0) {
@@ -128,11 +132,11 @@ SIMD_FN void tile_pass(const int type, const int nc, const struct matmul_tile *t
     tile_begin(nc, acc, tile_out(t, 0, c0));
     for (int64_t b = 0; b < t->n_block; b++) {
         struct scales s;
-        if (tr.scale_bytes) simd_prefetch(sc + t->next);
+        if (tr.scale_bytes && !t->to_l2) simd_prefetch(sc + t->next);
         unpack_scales(type, w, sc, &s);
         for (int o = 0; o < tr.outer; o++)
             UNROLL for (int i = 0; i < tr.inner; i++, x += t->stride) {
-                tile_prefetch(type, w + t->ahead, o, i);
+                tile_prefetch(type, w + t->ahead, t->to_l2, o, i);
                 tile_run(type, nc, acc, w, table, &s, o, i, x);
             }
         w += tr.n_word * ROW_WORDS, sc += tr.scale_bytes * VLEN;

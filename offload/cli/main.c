@@ -2,6 +2,7 @@
 #include "offload/cli/cli.h"
 
 #include "cpu/isa.h"
+#include "lh_build.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -27,7 +28,7 @@ static void usage(FILE *to) {
 static void version(void) {
     char gpu[1024];
     cli_gpu_line(gpu, sizeof gpu, CLI_GPU_OPENED);
-    printf("longhaul %s\nGPU back end: %s\nCPU kernels: built | usable here\n", LONGHAUL_VERSION, gpu);
+    printf("longhaul %s (%s)\nGPU back end: %s\nCPU kernels: built | usable here\n", LONGHAUL_VERSION, LONGHAUL_COMMIT, gpu);
     enum isa best;
     isa_choose(&best, NULL);
     for (int i = 0; i < ISA_COUNT; i++)
