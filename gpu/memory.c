@@ -36,6 +36,7 @@ void gpu_arena_close(struct gpu_arena *a) {
 
 int gpu_alloc(void **d_p, struct gpu_arena *a, size_t bytes, const char *what) {
     size_t need;
+    if (a->g->lost) return gpu_is_lost(a->g);
     if (!size_align_up(&need, bytes ? bytes : 1, GPU_ALIGN) || need > a->bytes - a->used)
         return err_set(ERR_BUDGET, "GPU %d: %s of %zu bytes: %zu of the arena's %zu are left", a->g->index, what, bytes,
                        a->bytes - a->used, a->bytes);
@@ -47,7 +48,7 @@ int gpu_alloc(void **d_p, struct gpu_arena *a, size_t bytes, const char *what) {
 
 void gpu_arena_release(struct gpu_arena *a, size_t mark) {
     if (mark >= a->used) return;
-    gpu_pieces_del(a->d_base + mark, a->used - mark);
+    if (!a->g->lost) gpu_pieces_del(a->d_base + mark, a->used - mark); /* a lost device has not run what was queued */
     a->used = mark;
 }
 

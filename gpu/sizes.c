@@ -8,7 +8,7 @@
 #include "gpu/gpu.h"
 
 int64_t attn_runs_at_most(int64_t n_ctx) {
-    int64_t page = (n_ctx + KV_PAGE - 1) / KV_PAGE, runs = page + 1;
+    int64_t page = n_ctx / KV_PAGE + (n_ctx % KV_PAGE != 0), runs = page + 1;
     if (page >= ATTN_RUN_4)
         runs = ATTN_RUNS_4 + (page - ATTN_RUN_4) / 16 + 1;
     else if (page >= ATTN_RUN_1)

@@ -77,7 +77,7 @@ foreach(arch 700 750 800)
     get_filename_component(name ${src} NAME_WE)
     if(arch EQUAL 800)
       string(APPEND name _emu)
-    elseif(name MATCHES "device|handover|long") # the architecture changes nothing
+    elseif(name MATCHES "device|faults|handover|long") # the architecture changes nothing
       continue()
     else()
       string(APPEND name _emu${arch})

@@ -179,6 +179,7 @@ void emu_piece_add(const void *d, size_t bytes) {
 
 /* A piece may be given back only when nothing that is queued works on it. */
 static void check_unused(const char *storage, size_t bytes) {
+    if (rt().sticky) return; /* a lost device does nothing any more */
     auto inside = [&](const char *p) { return p >= storage && p < storage + bytes; };
     auto meets = [&](const span &s) { return s.n && s.p < storage + bytes && s.p + s.n > storage; };
     for (cudaStream_t st : rt().streams)

@@ -337,7 +337,11 @@ cudaError_t cudaStreamDestroy(cudaStream_t st) {
     api a("cudaStreamDestroy", api_s(), cudaErrorUnknown);
     if (!usable(st, "cudaStreamDestroy")) return set_error(cudaErrorInvalidResourceHandle);
     if (st->cap) return set_error(cudaErrorStreamCaptureUnsupported);
-    if (st->last) { /* a device would finish in the background */
+    if (rt().sticky) { /* a lost device does nothing any more, but a function that it has called goes on */
+        while (!st->queue.empty() && st->queue.front()->running) rt().changed.wait(a.lock);
+        for (auto &o : st->queue) o->done = true;
+        st->queue.clear();
+    } else if (st->last) { /* a device would finish in the background */
         run_until(a.lock, st->last);
         vt_commit_until(a.lock, st->last);
     }

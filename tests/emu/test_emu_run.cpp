@@ -358,6 +358,25 @@ static void every_call_fails() {
     CHECK(cudaMalloc(&p, 1) == cudaErrorIllegalAddress); /* a device fault stays */
 }
 
+/* A lost device does nothing any more: what is queued goes with its stream, whatever has been freed before. */
+static void lost_device() {
+    for (emu_policy p : ALL_POLICIES) {
+        emu_reset(nullptr);
+        emu_set_policy(p, 3);
+        cudaStream_t s = new_stream();
+        float *d = device<float>(1024), *h = pinned<float>(1024);
+        GPU_COST(1, 1, GPU_UNIT_F32);
+        OK(GPU_LAUNCH(ends_k, dim3(4), dim3(256), 0, s, reinterpret_cast<int *>(d), 8));
+        download(h, d, 4096, s);
+        emu_fail("cudaStreamSynchronize", 1, cudaErrorIllegalAddress, 1);
+        CHECK(cudaStreamSynchronize(s) == cudaErrorIllegalAddress);
+        cudaFreeHost(h);
+        cudaFree(d);
+        cudaStreamDestroy(s);
+        CHECK(emu_leaks() == 0);
+    }
+}
+
 static void no_device() {
     int n = 7;
     emu_set_devices(0, 13000);
@@ -584,6 +603,7 @@ static const test_case cases[] = {
     {"poison", poison, nullptr},
     {"out of memory", out_of_memory, nullptr},
     {"every call fails", every_call_fails, nullptr},
+    {"lost device", lost_device, nullptr},
     {"no device", no_device, nullptr},
     {"properties", properties, nullptr},
     {"double buffer", double_buffer_all, nullptr},
