@@ -13,6 +13,7 @@
 #include "gpu/gpu.h"
 #include "offload/clock.h"
 #include "offload/run.h"
+#include "offload/kernel_check.h"
 #include "offload/session.h"
 
 #include <stdio.h>
@@ -145,6 +146,11 @@ int engine_load(struct engine *e, const struct plan *p, progress_fn progress, vo
     if (rc) unload(e);
     e->load_s = clock_s() - t;
     return rc;
+}
+
+int engine_check_kernels(const struct engine *e, enum isa isa) {
+    if (!e->home) return err_set(ERR_ARG, "engine: load the weights first");
+    return kernel_check(&e->model, home_weights(e->home), isa);
 }
 
 size_t engine_pageable_bytes(const struct engine *e) { return e->home ? home_pageable_bytes(e->home) : 0; }

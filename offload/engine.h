@@ -46,6 +46,8 @@ int engine_load(struct engine *e, const struct plan *p, progress_fn progress, vo
 /* Of the host's weights that copies read: bytes that could not be page-locked. They go through a small locked buffer, slower. */
 size_t engine_pageable_bytes(const struct engine *e);
 double engine_load_s(const struct engine *e); /* seconds that it took */
+/* ERR_NUMERIC: these kernels do not compute what the generic ones do on the weights in host memory. After engine_load. */
+int engine_check_kernels(const struct engine *e, enum isa isa);
 
 /* Which positions get logits. */
 enum session_logits { LOGITS_NONE, LOGITS_LAST, LOGITS_ALL };

@@ -240,7 +240,8 @@ static int check_kernels(struct bench *b, const struct plan_request *like) {
     float *a = NULL, *g = NULL;
     q.n_ctx = 16;
     q.host_limit = SIZE_MAX;
-    int rc = probe_logits(&a, b, &q);
+    int rc = engine_check_kernels(b->engine, like->isa);
+    if (!rc) rc = probe_logits(&a, b, &q);
     q.isa = ISA_GENERIC;
     if (!rc) rc = probe_logits(&g, b, &q);
     double diff = 0, size = 0;
@@ -250,9 +251,9 @@ static int check_kernels(struct bench *b, const struct plan_request *like) {
     }
     free(a);
     free(g);
-    /* Both follow the arithmetic contract, so only the order of f32 sums differs; where a rounding to 8 bits flips, 1e-2
-     * of the length of the logit vector is the most seen. A wrong kernel gives errors of the order of 1. */
-    if (!rc && !(diff <= 1e-3 * size))
+    /* Products were compared one by one (engine_check_kernels). Through a whole model a rounding to 8 bits that flips grows:
+     * 0.14 of the length of the logits was seen with random tokens. Wrong attention gives errors of the order of 1. */
+    if (!rc && !(diff <= 0.16 * size))
         rc = err_set(ERR_NUMERIC, "the %s kernels differ from the generic ones by %.2g of the logits' length: nothing was timed",
                      isa_name(like->isa), sqrt(diff / (size > 0 ? size : 1)));
     return rc;
