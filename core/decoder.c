@@ -67,6 +67,8 @@ static void carve_all(struct decoder *d, struct carver *c, const struct model *m
     bool mtp = m->n_block > m->n_layer;
     d->pair = carve(c, mtp ? 2 * (int64_t)chunk : 0, m->dim);
     d->joined = carve(c, mtp ? 2 * (int64_t)chunk : 0, m->dim);
+    d->states = carve(c, mtp ? (int64_t)chunk + 3 : 0, m->dim);
+    d->draft = carve(c, mtp, m->n_vocab);
 }
 
 size_t decoder_scratch_bytes(const struct model *m, int chunk, int pass) {
@@ -98,7 +100,7 @@ int decoder_open(struct decoder **out, const struct model *m, struct ops *ops, c
     if (chunk < 1 || pass < chunk) return err_set(ERR_ARG, "decoder: chunk %d, pass %d: need 1 <= chunk <= pass", chunk, pass);
     struct decoder *d = calloc(1, sizeof *d);
     if (!d) return err_set(ERR_NOMEM, "decoder: out of memory");
-    *d = (struct decoder){.model = m, .ops = ops, .w = w, .kv = kv, .state = state, .chunk = chunk, .pass = pass};
+    *d = (struct decoder){.model = m, .ops = ops, .w = w, .kv = kv, .state = state, .chunk = chunk, .pass = pass, .kept_pos = -1};
     struct carver c = {.base = scratch};
     carve_all(d, &c, m, chunk, pass);
     d->join = malloc(2 * (size_t)chunk * sizeof *d->join);
@@ -357,4 +359,47 @@ int decoder_mtp(struct decoder *d, int i, float *logits, float *h_out, const flo
     TRY(o->rmsnorm(o, h_out, x, at[LT_MTP_OUT_NORM] ? at[LT_MTP_OUT_NORM] : d->w->out_norm, n, m->dim, m->eps));
     if (!l->t[LT_MTP_OUT].bytes) return head_product(d, logits, h_out, n);
     return product(d, il, logits, LT_MTP_OUT, LT_COUNT, h_out, n);
+}
+
+/* --- along a text -------------------------------------------------------------------------------------------------------- */
+
+static float *state_row(const struct decoder *d, int row) { return d->states + (int64_t)row * d->model->dim; }
+
+/* Row of the normed state of a position, -1: not known. */
+static int row_of(const struct decoder *d, int64_t pos) {
+    if (pos >= d->states_pos + d->states_first && pos < d->states_pos + d->n_states) return (int)(pos - d->states_pos);
+    return pos >= 0 && pos == d->kept_pos ? d->chunk + 1 : -1;
+}
+
+static int copy_row(struct decoder *d, int to, int32_t from) {
+    return to == from ? 0 : d->ops->gather(d->ops, state_row(d, to), d->states, &from, 1, d->model->dim);
+}
+
+int decoder_follow(struct decoder *d, const float *x, const int32_t *ids, int64_t pos0, int n) {
+    int from = row_of(d, pos0 - 1), unknown = from < 0, rows = n - unknown, il = d->model->n_layer;
+    if (!unknown) TRY(copy_row(d, 0, from));
+    d->n_states = 0;
+    TRY(decoder_norm(d, state_row(d, 1), x, n));
+    if (rows) {
+        TRY(decoder_begin(d, pos0 - 1 + unknown, rows));
+        TRY(mtp_input(d, il, d->pair, state_row(d, unknown), ids + unknown, rows));
+        TRY(decoder_mixer(d, il, d->pair, 0, rows));
+    }
+    d->states_pos = pos0 - 1, d->states_first = unknown, d->n_states = n + 1;
+    return 0;
+}
+
+int decoder_keep(struct decoder *d, int64_t pos) {
+    int from = row_of(d, pos - 1);
+    d->kept_pos = from < 0 ? -1 : pos - 1;
+    return from < 0 ? 0 : copy_row(d, d->chunk + 1, from);
+}
+
+void decoder_forget(struct decoder *d) { d->n_states = 0, d->kept_pos = -1; }
+
+int decoder_draft(struct decoder *d, int32_t id, int64_t pos, int k) {
+    int last = d->chunk + 2, from = k ? last : row_of(d, pos - 1);
+    if (from < 0) return err_set(ERR_ARG, "decoder: the hidden state of position %lld is not known; evaluate a token first", (long long)pos - 1);
+    TRY(decoder_begin(d, pos - 1 + k, 1));
+    return decoder_mtp(d, 0, d->draft, state_row(d, last), state_row(d, from), &id, 0, 1);
 }

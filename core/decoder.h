@@ -50,6 +50,12 @@ struct decoder {
     float *part;          /* [chunk, dim] a further summand of an FFN; lies where q does, which is free by then */
     float *pair, *joined; /* [2 * chunk, dim] and [chunk, 2 * dim]: embeddings and hidden states of decoder_mtp */
     int32_t *join;        /* host [2 * chunk] order of the rows of `joined` in `pair`, owned */
+    /* Of decoder_follow: normed states of positions states_pos + row, rows states_first .. n_states; behind them, at chunk + 1 and
+     * chunk + 2, that of position kept_pos (-1: none) and the last draft's. */
+    float *states;        /* [chunk + 3, dim] */
+    float *draft;         /* [n_vocab] logits */
+    int64_t states_pos, kept_pos;
+    int states_first, n_states;
 };
 
 /* Bytes of scratch for chunks of `chunk` and passes of `pass` tokens. SIZE_MAX on overflow. */
@@ -97,5 +103,17 @@ int decoder_head(struct decoder *d, float *logits, const float *x, int n);
  * positions before. Gives h_out [n, dim], the normed state, and logits [n, n_vocab] of the token at p + 2; h_out may be h.
  * (Positions enter by their differences only, so the block may count from p or p + 1 alike.) */
 int decoder_mtp(struct decoder *d, int i, float *logits, float *h_out, const float *h, const int32_t *ids, int t0, int n);
+
+/* The same along a text, with block 0. After the layers of a pass, x [n, dim] its residual stream, n <= chunk: enters its
+ * positions into the block's KV, but for the last, whose next token is not known, and keeps their normed states.
+ * (The head may follow; the tables of decoder_begin are overwritten.) */
+int decoder_follow(struct decoder *d, const float *x, const int32_t *ids, int64_t pos0, int n);
+/* Keeps the normed state of position pos - 1 for a text that comes back to pos: it outlives the next passes. */
+int decoder_keep(struct decoder *d, int64_t pos);
+void decoder_forget(struct decoder *d); /* no state is known any more */
+/* d->draft = logits of the token at pos + k + 1, where pos tokens have been followed. k = 0: id is the token at pos; then, for
+ * k = 1, 2, ...: the one chosen from the logits of k - 1. Writes the block's KV of position pos - 1 + k, which the text will
+ * overwrite. ERR_ARG: the state of position pos - 1 is not known. */
+int decoder_draft(struct decoder *d, int32_t id, int64_t pos, int k);
 
 #endif

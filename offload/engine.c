@@ -290,6 +290,36 @@ int session_eval(struct session *s, const int32_t *ids, int n, enum session_logi
     return 0;
 }
 
+static int check_draft(const struct session *s, int32_t id, int n) {
+    const struct model *m = &s->engine->model;
+    if (m->n_block == m->n_layer)
+        return err_set(ERR_ARG, m->n_mtp ? "drafting: the block for multi-token prediction is not loaded (engine_use_mtp)"
+                                         : "drafting: this model has no block for multi-token prediction");
+    if (n < 1 || n > s->plan.n_ctx - s->kv->n)
+        return err_set(ERR_ARG, "drafting: %d tokens after %lld, the context has %lld", n, (long long)s->kv->n, (long long)s->plan.n_ctx);
+    if (id < 0 || id >= m->n_vocab) return err_set(ERR_ARG, "token id %d is outside of the vocabulary (0..%d)", id, m->n_vocab - 1);
+    return s->lost ? err_set(ERR_ARG, "an evaluation failed half way: there is no state to draft from") : 0;
+}
+
+static int32_t most_likely(const float *logits, int n) {
+    int32_t best = 0;
+    for (int32_t i = 1; i < n; i++)
+        if (logits[i] > logits[best]) best = i;
+    return best;
+}
+
+int session_draft(struct session *s, int32_t *out, int32_t id, int n, const struct session_hooks *h) {
+    int rc = check_draft(s, id, n);
+    for (int k = 0; k < n && !rc; k++) {
+        const float *logits;
+        rc = run_draft(s->run, &logits, k ? out[k - 1] : id, k);
+        if (rc) break;
+        out[k] = most_likely(logits, s->engine->model.n_vocab);
+        if (h && h->logits) rc = h->logits(h->arg, s->kv->n + k + 1, logits);
+    }
+    return rc;
+}
+
 const float *session_logits(const struct session *s) { return run_logits(s->run); }
 
 int64_t session_pos(const struct session *s) { return s->kv->n; }

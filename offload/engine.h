@@ -75,6 +75,13 @@ int session_eval(struct session *s, const int32_t *ids, int n, enum session_logi
 /* Logits [n_vocab] of the last position evaluated with LOGITS_LAST or LOGITS_ALL. */
 const float *session_logits(const struct session *s);
 
+/* Drafts with the model's own block for multi-token prediction, which engine_use_mtp has loaded and every evaluation keeps up to
+ * date. id: the token at session_pos, chosen but not evaluated. out [n]: the tokens after it, each the most likely one given those
+ * before. hooks: ?logits is called with the block's [n_vocab] for each and its position. Nothing of the session changes; what the
+ * drafts are worth is for session_eval to say.
+ * ERR_ARG: no block is loaded, nothing has been evaluated, more than n_ctx positions. ERR_UNSUPPORTED: the plan has a GPU. */
+int session_draft(struct session *s, int32_t *out, int32_t id, int n, const struct session_hooks *hooks);
+
 int64_t session_pos(const struct session *s);
 /* Forgets everything from position pos on. 0 and the present position always work. ERR_ARG: pos is not within the text so
  * far, a sliding window has moved on, or the model has a recurrent state (Gated DeltaNet), which goes back only to where it

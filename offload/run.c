@@ -231,6 +231,7 @@ int run_pass(struct run *r, const int32_t *ids, int n, const struct run_want *wa
     if (n < 1 || n > run_pass_tokens(r)) return err_set(ERR_ARG, "a pass of %d tokens: the plan has 1..%d", n, run_pass_tokens(r));
     int rc = begin(r, ids, n, want);
     if (!rc) rc = layers(r, n, want);
+    if (!rc && run_follows(r)) rc = decoder_follow(r->cpu.d, r->cpu.x, ids, r->cpu.kv->n, n);
     return stopped(r, rc);
 }
 
@@ -264,6 +265,14 @@ static int head(struct run *r, int first, int n, int64_t pos0, run_emit emit, vo
 
 int run_head(struct run *r, int first, int n, int64_t pos0, run_emit emit, void *arg) {
     return stopped(r, head(r, first, n, pos0, emit, arg));
+}
+
+int run_draft(struct run *r, const float **logits, int32_t id, int k) {
+    if (!run_follows(r)) return err_set(ERR_UNSUPPORTED, "drafting with the model's prediction block runs without a GPU only; -dev none");
+    TRY(decoder_draft(r->cpu.d, id, r->cpu.kv->n, k));
+    *logits = r->cpu.d->draft;
+    if (finite_row(*logits, r->m->n_vocab)) return 0;
+    return err_set(ERR_NUMERIC, "the drafted logits of position %lld are not finite", (long long)r->cpu.kv->n + k + 1);
 }
 
 const float *run_logits(const struct run *r) { return r->last; }

@@ -64,6 +64,10 @@ typedef int (*run_emit)(void *arg, int64_t pos, const float *logits);
 int run_head(struct run *r, int first, int n, int64_t pos0, run_emit emit, void *arg);
 const float *run_logits(const struct run *r); /* [n_vocab] */
 
+/* Multi-token prediction (decoder_draft), where its block is loaded: logits [n_vocab] of the token at run_kv()->n + k + 1, valid
+ * until the next call. ERR_UNSUPPORTED: with a GPU. */
+int run_draft(struct run *r, const float **logits, int32_t id, int k);
+
 /* Would a failed pass of n tokens overwrite positions before it? (The ring of a window holds one chunk more than the window.) */
 bool run_spoils(const struct run *r, int n);
 

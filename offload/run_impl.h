@@ -64,5 +64,7 @@ struct run {
 /* run_open.c */
 int run_chunk(const struct run *r);           /* most tokens of a call of a part now */
 enum plan_place run_place(const struct run *r, const struct part *p);
+/* Does the block for multi-token prediction follow the text? */
+static inline bool run_follows(const struct run *r) { return r->m->n_block > r->m->n_layer && !r->has_gpu; }
 
 #endif

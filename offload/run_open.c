@@ -502,6 +502,10 @@ int run_state(struct run *r, enum run_state what) {
     if (s && what == RUN_SAVE) state_copy(r->cpu.saved, s);
     if (s && what == RUN_RESTORE) state_copy(s, r->cpu.saved);
     if (s && what == RUN_RESET) state_reset(s);
+    if (run_follows(r) && what == RUN_SAVE) {
+        int rc = decoder_keep(r->cpu.d, r->cpu.kv->n);
+        if (rc) return rc;
+    }
     return r->has_gpu && r->phase >= 0 ? gpu_state(r, what) : 0;
 }
 
@@ -509,6 +513,7 @@ int run_fill_synthetic(struct run *r, int64_t n, uint64_t seed) {
     if (r->has_gpu) return err_set(ERR_UNSUPPORTED, "a context without a prefill is not made on a GPU yet; -dev none runs on the CPU");
     int rc = kv_fill_synthetic(r->cpu.kv, n, seed);
     if (!rc && r->cpu.state) state_fill_synthetic(r->cpu.state, seed);
+    decoder_forget(r->cpu.d);
     return rc;
 }
 

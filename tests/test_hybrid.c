@@ -364,7 +364,17 @@ static void quantised_models_are_as_near_as_llama_cpp(void **state) {
 
 /* --- multi-token prediction ---------------------------------------------------------------------------------------------- */
 
-/* Logits of rows 0 .. n-2 of the block: row t knows tokens up to t + 1 and predicts t + 2. In calls of `step` rows. */
+enum { CHAIN = 3 };
+
+static int32_t best_of(const float *logits) {
+    int32_t best = 0;
+    for (int i = 1; i < VOCAB; i++)
+        if (logits[i] > logits[best]) best = i;
+    return best;
+}
+
+/* Logits of rows 0 .. n-2 of the block: row t knows tokens up to t + 1 and predicts t + 2. In calls of `step` rows. Then CHAIN rows
+ * more, each with the block's own state and most likely token of the row before. */
 static float *mtp_logits(const char *file, const int32_t *ids, int n, int step) {
     struct home *h;
     struct pool *pool;
@@ -374,7 +384,7 @@ static float *mtp_logits(const char *file, const int32_t *ids, int n, int step) 
     struct decoder *d;
     struct kv_spec spec;
     struct kv_shape *shapes;
-    struct plan p = {.n_ctx = n, .type_k = QT_F32, .type_v = QT_F32, .chunk_tokens = n, .n_thread = 2, .logits_rows = n};
+    struct plan p = {.n_ctx = n + CHAIN, .type_k = QT_F32, .type_v = QT_F32, .chunk_tokens = n, .n_thread = 2, .logits_rows = n};
     assert_int_equal(isa_choose(&p.isa, NULL), 0);
     open_file(test_path(file));
     if (model_use_mtp(&m) || home_open(&h, &m, NULL, NULL, NULL) || pool_open(&pool, 2, NULL, 0) || home_load(h, g, pool, NULL, NULL, NULL))
@@ -382,9 +392,9 @@ static float *mtp_logits(const char *file, const int32_t *ids, int n, int step) 
     struct cpu_opts o = session_cpu_opts(&m, &p);
     void *scratch = aligned_alloc(64, decoder_scratch_bytes(&m, n, n) + 64);
     float *x = malloc((size_t)n * (size_t)m.dim * sizeof *x), *hidden = malloc((size_t)n * (size_t)m.dim * sizeof *x);
-    float *logits = malloc((size_t)n * VOCAB * sizeof *logits);
+    float *logits = malloc((size_t)(n + CHAIN) * VOCAB * sizeof *logits);
     if (session_kv_spec(&spec, &shapes, &m, &p) || kv_open(&kv, &spec) || cpu_open(&cpu, &o) || state_open(&st, &m) ||
-        decoder_open(&d, &m, cpu_ops(cpu), home_weights(h), kv, st, n, n, n, NULL, scratch))
+        decoder_open(&d, &m, cpu_ops(cpu), home_weights(h), kv, st, n, n, n + CHAIN, NULL, scratch))
         fail_msg("%s: %s", file, err_text());
     int rc = decoder_begin(d, 0, n);
     if (!rc) rc = decoder_embed(d, x, ids, n);
@@ -396,6 +406,12 @@ static float *mtp_logits(const char *file, const int32_t *ids, int n, int step) 
     for (int t = 0; t < n - 1 && !rc; t += step) {
         int rows = n - 1 - t < step ? n - 1 - t : step;
         rc = decoder_mtp(d, 0, logits + (int64_t)t * VOCAB, x, hidden + (int64_t)t * m.dim, ids + t + 1, t, rows);
+    }
+    float *last = x + (int64_t)((n - 2) % step) * m.dim;
+    for (int t = n - 1; t < n - 1 + CHAIN && !rc; t++) {
+        int32_t id = best_of(logits + (int64_t)(t - 1) * VOCAB);
+        rc = decoder_begin(d, t, 1);
+        if (!rc) rc = decoder_mtp(d, 0, logits + (int64_t)t * VOCAB, last, last, &id, 0, 1);
     }
     if (rc) fail_msg("%s: %s", file, err_text());
     assert_int_equal(decoder_mtp(d, 1, logits, x, hidden, ids, 0, 1), ERR_ARG);
@@ -453,6 +469,101 @@ static void the_prediction_block_gives_the_stored_logits(void **state) {
     }
     assert_int_equal(seen, 3);
     free(ids);
+    json_decref(j);
+}
+
+struct drafted {
+    float v[1 + CHAIN][VOCAB];
+    int64_t pos0;
+    int n;
+};
+
+static int keep_draft(void *arg, int64_t pos, const float *logits) {
+    struct drafted *d = arg;
+    if (!d->n) d->pos0 = pos;
+    assert_int_equal(pos, d->pos0 + d->n);
+    memcpy(d->v[d->n++], logits, sizeof d->v[0]);
+    return 0;
+}
+
+static void draft(struct session *s, struct drafted *d, int32_t id, int n) {
+    int32_t out[1 + CHAIN];
+    d->n = 0;
+    if (session_draft(s, out, id, n, &(struct session_hooks){.logits = keep_draft, .arg = d})) fail_msg("%s", err_text());
+    assert_int_equal(d->n, n);
+    assert_int_equal(d->pos0, session_pos(s) + 1);
+    for (int k = 0; k < n; k++) assert_int_equal(out[k], best_of(d->v[k]));
+}
+
+static void open_drafting(struct engine **e, struct session **s, const char *file, int chunk) {
+    struct plan_request q = request(200, chunk);
+    struct plan p;
+    if (engine_open(e, test_path(file), NULL) || engine_use_mtp(*e) || plan_make(&p, engine_model(*e), &q) ||
+        engine_load(*e, &p, NULL, NULL, NULL) || session_open(s, *e, &p))
+        fail_msg("%s: %s", file, err_text());
+}
+
+/* After every piece of text the session drafts what the block's row says, and its own chain after it; the text's logits and
+ * state do not notice. */
+static void sessions_draft(void **state) {
+    (void)state;
+    static const int pieces[] = {1, 1, 16, 7, 40, 1, 33}; /* 99; the session takes 16 at a time */
+    json_t *j = expected();
+    int n, at = 0;
+    int32_t *ids = ids_of(j, "tokens", &n);
+    float *want = mtp_logits(TINY "qwen35-f32.gguf", ids, n, n), plain[VOCAB];
+    struct engine *e;
+    struct session *s;
+    struct drafted d, again;
+    open_session(&e, &s, TINY "qwen35-f32.gguf", 200, 16);
+    eval(s, ids, n - 1);
+    memcpy(plain, session_logits(s), sizeof plain);
+    assert_int_equal(session_draft(s, &(int32_t){0}, 1, 1, NULL), ERR_ARG);
+    assert_non_null(strstr(err_text(), "engine_use_mtp"));
+    session_close(s);
+    engine_close(e);
+
+    open_drafting(&e, &s, TINY "qwen35-f32.gguf", 16);
+    assert_int_equal(session_draft(s, &(int32_t){0}, 1, 1, NULL), ERR_ARG); /* nothing to start from */
+    for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
+        eval(s, ids + at, pieces[i]);
+        at += pieces[i];
+        draft(s, &d, ids[at], 1 + CHAIN);
+        for (int k = 0; k < VOCAB; k++)
+            if (!(fabsf(d.v[0][k] - want[(at - 1) * VOCAB + k]) <= 1e-4f))
+                fail_msg("after %d tokens: id %d has %g, the block's row %g", at, k, d.v[0][k], want[(at - 1) * VOCAB + k]);
+    }
+    assert_int_equal(at, n - 1);
+    assert_memory_equal(session_logits(s), plain, sizeof plain);
+    for (int r = 0; r < 1 + CHAIN; r++)
+        for (int k = 0; k < VOCAB; k++)
+            if (!(fabsf(d.v[r][k] - want[(n - 2 + r) * VOCAB + k]) <= 1e-4f))
+                fail_msg("draft %d: id %d has %g, expected %g", r, k, d.v[r][k], want[(n - 2 + r) * VOCAB + k]);
+
+    /* Back at a mark, other text and its drafts leave no trace. */
+    assert_int_equal(session_mark(s), 0);
+    eval(s, ids, 20);
+    draft(s, &again, 7, 2);
+    assert_int_equal(session_truncate(s, n - 1), 0);
+    draft(s, &again, ids[n - 1], 1 + CHAIN);
+    assert_memory_equal(again.v, d.v, sizeof d.v);
+    eval(s, ids + n - 1, 1);
+    draft(s, &d, 3, 1);
+    assert_int_equal(session_truncate(s, n - 1), 0);
+    eval(s, ids + n - 1, 1);
+    draft(s, &again, 3, 1);
+    assert_memory_equal(again.v[0], d.v[0], sizeof d.v[0]);
+
+    assert_int_equal(session_draft(s, &(int32_t){0}, VOCAB, 1, NULL), ERR_ARG);
+    assert_int_equal(session_draft(s, &(int32_t){0}, 1, 200, NULL), ERR_ARG);
+    assert_int_equal(session_draft(s, &(int32_t){0}, 1, 0, NULL), ERR_ARG);
+    assert_int_equal(session_fill_synthetic(s, 50, 1), 0);
+    assert_int_equal(session_draft(s, &(int32_t){0}, 1, 1, NULL), ERR_ARG);
+    eval(s, ids, 2);
+    draft(s, &d, 1, 1);
+    session_close(s);
+    engine_close(e);
+    free(want), free(ids);
     json_decref(j);
 }
 
@@ -624,6 +735,7 @@ int main(void) {
         cmocka_unit_test(a_shape_runs_with_made_up_weights),
         cmocka_unit_test(quantised_models_are_as_near_as_llama_cpp),
         cmocka_unit_test(the_prediction_block_gives_the_stored_logits),
+        cmocka_unit_test(sessions_draft),
         cmocka_unit_test(the_prediction_block_is_loaded_only_when_asked_for),
         cmocka_unit_test(sessions_come_back_bit_for_bit),
         cmocka_unit_test(an_interrupted_pass_is_taken_back),
