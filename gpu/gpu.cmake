@@ -96,3 +96,6 @@ add_library(lh_gpu STATIC ${gpu_host} $<TARGET_OBJECTS:lh_gpu_kernels>)
 set_target_properties(lh_gpu PROPERTIES LINKER_LANGUAGE C)
 target_include_directories(lh_gpu SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 target_link_libraries(lh_gpu PUBLIC lh_core CUDA::cudart_static CUDA::cublas stdc++)
+# cuBLAS is found where it was linked from: toolkits are often outside the loader's places, and CMake leaves a folder out that
+# nvcc searches by itself.
+target_link_options(lh_gpu PUBLIC LINKER:-rpath,${CUDAToolkit_LIBRARY_DIR})

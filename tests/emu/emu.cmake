@@ -120,7 +120,10 @@ if(TARGET longhaul_cli)
   find_package(Python3 COMPONENTS Interpreter REQUIRED)
   lh_add_test(test_emu_program ${Python3_EXECUTABLE} ${LH_EMU_DIR}/check_program.py $<TARGET_FILE:longhaul_emu>
               ${PROJECT_SOURCE_DIR}/tests/data)
-  set_property(TEST test_emu_program APPEND PROPERTY LABELS emu)
+  lh_add_test(test_emu_device ${Python3_EXECUTABLE} ${LH_EMU_DIR}/check_device.py ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR})
+  foreach(name test_emu_program test_emu_device)
+    set_property(TEST ${name} APPEND PROPERTY LABELS emu)
+  endforeach()
 endif()
 
 # --- the emulator's own tests ---------------------------------------------------------------------------------------------
