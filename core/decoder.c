@@ -399,7 +399,8 @@ void decoder_forget(struct decoder *d) { d->n_states = 0, d->kept_pos = -1; }
 
 int decoder_draft(struct decoder *d, int32_t id, int64_t pos, int k) {
     int last = d->chunk + 2, from = k ? last : row_of(d, pos - 1);
-    if (from < 0) return err_set(ERR_ARG, "decoder: the hidden state of position %lld is not known; evaluate a token first", (long long)pos - 1);
+    if (from < 0)
+        return err_set(ERR_ARG, "drafting: the hidden state of position %lld is not known; evaluate a token first", (long long)pos - 1);
     TRY(decoder_begin(d, pos - 1 + k, 1));
     return decoder_mtp(d, 0, d->draft, state_row(d, last), state_row(d, from), &id, 0, 1);
 }

@@ -197,10 +197,11 @@ static __device__ __forceinline__ void invert(float *x, const float *a, const fl
 }
 
 /* struct delta_work of one chunk (blockIdx.x) and value head (blockIdx.y): nothing in it depends on S. 256 threads, each with
- * rows ti + 16 x and columns tj + 16 y of k.k and q.k on and below the diagonal blocks. Tokens behind the end of the call count as
- * beta 0 and decay 1 and read the last one's k. 36 KiB of shared memory. Bound by arithmetic, some 1.5 * 64 * 64 * dim
- * multiplications. */
-static __global__ void __launch_bounds__(CHUNK_THREADS, 2) delta_chunk_k(struct delta_args_gpu a, struct delta_work *work, int n) {
+ * rows ti + 16 x and columns tj + 16 y of k.k and q.k on and below the diagonal blocks. Tokens behind the end of the call
+ * count as beta 0 and decay 1 and read the last one's k. 36 KiB of shared memory. Bound by arithmetic, some
+ * 1.25 * 64 * 64 * dim multiplications. */
+static __global__ void __launch_bounds__(CHUNK_THREADS, 2)
+    delta_chunk_k(struct delta_args_gpu a, struct delta_work *work, int n) {
     SMEM_ARRAY(float, tiles, [2 * CHUNK * LD_TILE]); /* of k and q; then x of invert */
     SMEM_ARRAY(float, am, [CHUNK * LD]);
     SMEM_ARRAY(float, beta, [CHUNK]);
@@ -242,7 +243,8 @@ static __global__ void __launch_bounds__(CHUNK_THREADS, 2) delta_chunk_k(struct 
             for (int c = 0; c < 4; c++) kj[c] = load4(tiles + (tj + BLOCK * c) * LD_TILE + x);
 #pragma unroll
             for (int r = 0; r < 4; r++) {
-                float4 ki = load4(tiles + (ti + BLOCK * r) * LD_TILE + x), qi = load4(tiles + (CHUNK + ti + BLOCK * r) * LD_TILE + x);
+                const float *row = tiles + (ti + BLOCK * r) * LD_TILE + x;
+                float4 ki = load4(row), qi = load4(row + CHUNK * LD_TILE);
 #pragma unroll
                 for (int c = 0; c <= r; c++) {
                     kk[r][c] = dot4(ki, kj[c], kk[r][c]);
@@ -280,7 +282,8 @@ struct walker {
 
 /* sum[i][r] += m[ti + 32 i] d for a lower triangular m [CHUNK, CHUNK] in global memory, which the 8 threads of a ti read, and d
  * [CHUNK, 8 NR + 4] in shared memory. */
-template <int NR> static __device__ __forceinline__ void add_triangle(float (&sum)[2][NR], const float *m, const float *d, walker at) {
+template <int NR>
+static __device__ __forceinline__ void add_triangle(float (&sum)[2][NR], const float *m, const float *d, walker at) {
     enum { LD_D = 8 * NR + 4 };
     m += at.ti * CHUNK;
     d += at.tr * NR;
@@ -296,18 +299,19 @@ template <int NR> static __device__ __forceinline__ void add_triangle(float (&su
     }
 }
 
-/* Where row r of S^T lies in shared memory: the rows r, r + NR, .. that the 8 threads of a ti read at once are neighbours, so that
- * their 16 bytes each come from different banks. */
+/* Where row r of S^T lies in shared memory: the rows r, r + NR, .. that the 8 threads of a ti read at once are neighbours, so
+ * that their 16 bytes each come from different banks. */
 template <int NR> static __device__ __forceinline__ int place_of(int r) { return r % NR * 8 + r / NR; }
 
 /* 8 NR rows of S^T of a value head through all chunks of the call, S in shared memory:
  *   R = v - decay S^T k;  D = T R;  o = decay S^T q + P D;  S = decay_end S + sum of rest k D^T
  * 256 threads; rows of k, q, T and P serve the 8 threads of a ti alone, so they come from global memory. In the last step a
  * thread owns 4 x 4 elements of S. 8 NR (dim + 4) + 64 (8 NR + 4) floats of shared memory. Bound by arithmetic:
- * 64 * 8 NR * (3 dim + 96) multiplications per chunk. Three blocks to a multiprocessor hide each other's loads; the compiler for
- * sm_70 needs more registers than that leaves. */
+ * 64 * 8 NR * (3 dim + 96) multiplications per chunk. Three blocks to a multiprocessor hide each other's loads; the compiler
+ * for sm_70 needs more registers than that leaves. */
 template <int NR, int DIM>
-static __global__ void __launch_bounds__(CHUNK_THREADS, GPU_ARCH == 700 ? 2 : 3) delta_walk_k(struct delta_args_gpu a, const struct delta_work *work, int n) {
+static __global__ void __launch_bounds__(CHUNK_THREADS, GPU_ARCH == 700 ? 2 : 3)
+    delta_walk_k(struct delta_args_gpu a, const struct delta_work *work, int n) {
     enum { ROWS = 8 * NR, LD_S = DIM + 4, LD_D = ROWS + 4 };
     SMEM_ARRAY(float, s, [ROWS * LD_S]);
     SMEM_ARRAY(float, d, [CHUNK * LD_D]); /* R, then D, then rest D */
@@ -445,7 +449,7 @@ static cudaError_t chunks(const struct delta_args_gpu &a, struct delta_work *w, 
     const unsigned n_chunk = (unsigned)((n + CHUNK - 1) / CHUNK), heads = (unsigned)a.n_value;
     const double works = (double)n_chunk * heads, work = works * sizeof(struct delta_work), u = 4.0 * n * (double)channels(a);
     const double square = (double)CHUNK * CHUNK, s = (double)a.n_value * a.dim * a.dim;
-    GPU_COST(u + work, works * square * (2.0 * a.dim + CHUNK / 3), GPU_UNIT_F32);
+    GPU_COST(u + work, works * square * (2.5 * a.dim + CHUNK / 3), GPU_UNIT_F32);
     cudaError_t e = GPU_LAUNCH(delta_chunk_k, dim3(n_chunk, heads), dim3(CHUNK_THREADS), 0, st, a, w, n);
     if (e != cudaSuccess) return e;
     GPU_COST(8 * s + u + work + 4.0 * n * a.n_value * a.dim, works * a.dim * CHUNK * (6.0 * a.dim + 3 * CHUNK), GPU_UNIT_F32);

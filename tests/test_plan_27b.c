@@ -1,5 +1,5 @@
-/* test_plan_27b.c: the plan of the 27B hybrid at 262,144 positions, q8_0 KV, Q4_K_M, on a 16 GB card: what the memory table says of
- * weights, KV and recurrent state, to the byte, against arithmetic that is written out here. */
+/* test_plan_27b.c: the plan of the 27B hybrid at 262,144 positions, q8_0 KV, Q4_K_M, on a 16 GB card: what the memory table
+ * says of weights, KV and recurrent state, to the byte, against arithmetic that is written out here. */
 #include "core/err.h"
 #include "core/quant.h"
 #include "offload/engine.h"
@@ -23,9 +23,11 @@ static bool attends(int il) { return il % 4 == 3; }
 
 static size_t mixer_bytes(int il) {
     if (attends(il)) /* q and its gate, k, v, output, norms of q and k */
-        return q4(2 * HEADS * HEAD, DIM) + q4(KV_HEADS * HEAD, DIM) + mixed(il, KV_HEADS * HEAD, DIM) + q4(DIM, HEADS * HEAD) + 2 * f32(HEAD);
+        return q4(2 * HEADS * HEAD, DIM) + q4(KV_HEADS * HEAD, DIM) + mixed(il, KV_HEADS * HEAD, DIM) + q4(DIM, HEADS * HEAD) +
+               2 * f32(HEAD);
     /* qkv, z, output, alpha and beta, taps, rate and bias of the decay, norm */
-    return mixed(il, CONV, DIM) + q4(INNER, DIM) + q4(DIM, INNER) + 2 * q4(VALUE_HEADS, DIM) + f32(4 * CONV) + 2 * f32(VALUE_HEADS) + f32(STATE);
+    return mixed(il, CONV, DIM) + q4(INNER, DIM) + q4(DIM, INNER) + 2 * q4(VALUE_HEADS, DIM) + f32(4 * CONV) +
+           2 * f32(VALUE_HEADS) + f32(STATE);
 }
 
 /* Of the weights, what is no matrix. */
@@ -51,8 +53,8 @@ static struct engine *open_27b(void) {
 }
 
 static struct plan_request request(const char *machine) {
-    struct plan_request q = {.n_ctx = positions, .type_k = QT_Q8_0, .type_v = QT_Q8_0, .chunk_tokens = 2048, .logits_rows = 1, .n_thread = 8,
-                             .isa = ISA_AVX2, .host_limit = SIZE_MAX};
+    struct plan_request q = {.n_ctx = positions, .type_k = QT_Q8_0, .type_v = QT_Q8_0, .chunk_tokens = 2048, .logits_rows = 1,
+                             .n_thread = 8, .isa = ISA_AVX2, .host_limit = SIZE_MAX};
     if (machine && machine_find(&q.machine, machine)) fail_msg("%s", err_text());
     return q;
 }
@@ -78,7 +80,8 @@ static void without_a_card(void **state) {
     struct plan p;
     if (plan_make(&p, engine_model(e), &q)) fail_msg("%s", err_text());
     check_sizes(&p);
-    assert_true(p.host_bytes == weights() + (size_t)positions * 16 * KV_POSITION + 2 * 48 * (size_t)STATE_LAYER + p.scratch_bytes + p.runtime_bytes);
+    size_t kv = (size_t)positions * 16 * KV_POSITION, states = 2 * 48 * (size_t)STATE_LAYER;
+    assert_true(p.host_bytes == weights() + kv + states + p.scratch_bytes + p.runtime_bytes);
     engine_close(e);
 }
 
