@@ -9,6 +9,8 @@ both legal (quantised V needs -fa 1) one run of each decides before the test.
 Tests, separated by commas:
     decode[N]@DEPTH[:K[:V]]    N (default 32) tokens generated after DEPTH positions
     prefillN@DEPTH[:K[:V]]     a prompt of N tokens after DEPTH positions
+    start                      (needs --llama-completion) both programs from their start to the first character that they
+                               write after a prompt of a few words, as starts per second; the model is in the page cache
 K and V are cache types (f16, q8_0, ...; default f16, V as K). llama-bench reaches a depth by a real prefill. Ours
 does with --fill prefill too; the default --fill synthetic writes random values into the KV cache instead, which takes
 seconds, and decode reads the same bytes either way. Neither is inside the timed interval. The CSV says which was used.
@@ -36,6 +38,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from dataclasses import dataclass
 
 DEFAULT_TESTS = "decode@0,decode@8192,decode@8192:q8_0,prefill512@0,prefill512@8192"
@@ -73,6 +76,8 @@ class Test:
 
 
 def parse_test(text):
+    if text == "start":
+        return Test(text, 0, 0, 0, "f16", "f16")
     m = re.fullmatch(r"(decode|prefill)(\d*)@(\d+)(?::(\w+))?(?::(\w+))?", text)
     if not m or (m[1] == "prefill" and not m[2]):
         raise ValueError(f"test {text!r} is not decode[N]@DEPTH[:K[:V]] or prefillN@DEPTH[:K[:V]]")
@@ -231,6 +236,43 @@ def around(ours, theirs, test, args):
     return ours_ts, theirs_ts, result
 
 
+def seconds_to_first_text(command, args):
+    """From the start of a program to the first character that is no blank."""
+    began = time.monotonic()
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    except OSError as e:
+        raise Failure(f"{command[0]}: {e.strerror}") from None
+    timer = threading.Timer(args.timeout, process.kill)
+    timer.start()
+    with process:
+        char = process.stdout.read(1)
+        while char.isspace():
+            char = process.stdout.read(1)
+        took = time.monotonic() - began
+        process.stdout.read()
+    timer.cancel()
+    if not char or process.returncode:
+        raise Failure(f"{shlex.join(command)}\n  exit status {process.returncode}, {'some' if char else 'no'} text")
+    return took
+
+
+def compare_starts(model, args):
+    """Commands and starts per second of both."""
+    if not args.llama_completion:
+        raise Failure("test start: --llama-completion is needed")
+    said = ["-m", model, "-p", "The capital of France is", "-n", "2", "--temp", "0", "-t", str(args.threads)]
+    ours = [args.ours, "run"] + said
+    theirs = [args.llama_completion] + said + ["-no-cnv", "--no-display-prompt"]
+    rates = ([], [])
+    with alone(args):
+        seconds_to_first_text(ours, args), seconds_to_first_text(theirs, args)  # the page cache
+        for _ in range(args.repetitions):
+            for command, into in ((ours, rates[0]), (theirs, rates[1])):
+                into.append(1 / seconds_to_first_text(command, args))
+    return ours, theirs, *rates
+
+
 def ours_version(program, timeout_s):
     lines = run([program, "--version"], timeout_s).splitlines()
     if not lines:
@@ -264,9 +306,15 @@ def compare(model, test, args, version):
     """Measures one test on one model; the CSV row."""
     load = os.getloadavg()[0]
     ours = [args.ours, "bench"] + test.arguments(model, args.threads)
+    if args.kernels != "auto":
+        ours += ["--kernels", args.kernels]
     if test.depth > 0:
         ours += ["--fill", args.fill]
     n = args.repetitions
+    result = {}
+    if test.name == "start":
+        ours, theirs, ours_ts, theirs_ts = compare_starts(model, args)
+        return row_of(model, test, args, version, load, ours, theirs, ours_ts, theirs_ts, "default", "", result)
     base = [args.llama_bench] + test.arguments(model, args.threads, n + 1 if test.depth > 0 else 1)
     if test.depth > 0:
         runs = {fa: around(ours, base + ["-fa", fa, "--progress"], test, args) for fa in test.legal_fa()}
@@ -279,13 +327,17 @@ def compare(model, test, args, version):
         fa, other = choose_fa(base, test, args)
         theirs = base + ["-fa", fa]
         ours_ts, theirs_ts, result = in_turn(ours, theirs, test, args)
-    for i in range(n):
-        progress(f"  {i + 1}/{n}: ours {ours_ts[i]:.2f}, theirs {theirs_ts[i]:.2f} t/s")
+    return row_of(model, test, args, version, load, ours, theirs, ours_ts, theirs_ts, f"-fa {fa}", other, result)
+
+
+def row_of(model, test, args, version, load, ours, theirs, ours_ts, theirs_ts, setting, other, result):
+    for i in range(args.repetitions):
+        progress(f"  {i + 1}/{args.repetitions}: ours {ours_ts[i]:.2f}, theirs {theirs_ts[i]:.2f} /s")
     return {
         "model": os.path.basename(model), "test": test.name, "n_prompt": test.n_prompt, "n_gen": test.n_gen,
         "depth": test.depth, "type_k": test.type_k, "type_v": test.type_v, "threads": args.threads,
         "repetitions": args.repetitions, **spread("ours", ours_ts), **spread("theirs", theirs_ts),
-        "theirs_setting": f"-fa {fa}", "theirs_other_setting": other,
+        "theirs_setting": setting, "theirs_other_setting": other,
         "ratio": f"{statistics.median(ours_ts) / statistics.median(theirs_ts):.3f}",
         "ours_fill": args.fill if test.depth > 0 else "none", "theirs_fill": "prefill" if test.depth > 0 else "none",
         "ours_version": version, "theirs_version": args.llama_version or theirs_version(result),
@@ -451,8 +503,10 @@ def make_parser():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--ours", metavar="PATH", help="the longhaul program")
     p.add_argument("--llama-bench", metavar="PATH", help="llama.cpp's llama-bench")
+    p.add_argument("--llama-completion", metavar="PATH", help="llama.cpp's llama-completion, for the test start")
     p.add_argument("--llama-version", metavar="TEXT", help="what the CSV calls that build (default: its own words)")
     p.add_argument("-m", "--model", nargs="+", metavar="GGUF")
+    p.add_argument("--kernels", default="auto", metavar="SET", help="ours: auto, avx2 ...; the other build is your choice")
     p.add_argument("-t", "--threads", type=int, default=os.cpu_count(), metavar="N")
     p.add_argument("-r", "--repetitions", type=int, default=5, metavar="N", help="runs of each engine (default 5)")
     p.add_argument("--tests", default=DEFAULT_TESTS, metavar="LIST", help=f"default {DEFAULT_TESTS}")
