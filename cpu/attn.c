@@ -43,6 +43,8 @@ struct job {
     int64_t run_first;    /* first run that any row sees */
     int n_run;
     int dim_o;
+    int64_t page_first, page_end; /* pages that are attended to */
+    float *part;          /* ?[n_tok, n_head, head_dim_v + 2]: where (o, m, l) of the rows go, instead of a->o */
 };
 
 struct put_job {
@@ -284,18 +286,28 @@ static void do_run(const struct attn_state *s, const struct attn_rows *b, int he
     const struct job *j = &s->job;
     int64_t lo = b->lo[0] / KV_PAGE, hi = (b->hi[b->n_row - 1] - 1) / KV_PAGE; /* rows are in order of position */
     int64_t first = run_first_page(j->layer, run), last = run_first_page(j->layer, run + 1) - 1;
+    if (first < j->page_first) first = j->page_first;
+    if (last >= j->page_end) last = j->page_end - 1;
     s->kern->clear(b);
     for (int64_t page = first > lo ? first : lo; page <= last && page <= hi; page++)
         s->kern->page(b, kv_head(j->a->kv, j->a->il, page * KV_PAGE, head), kv_head(j->a->kv, j->a->il, (page + 1) * KV_PAGE, head),
                       page * KV_PAGE);
 }
 
-/* o / l of a row to its place in the output. */
-static void finish_row(struct attn_state *s, int head, int row, float *tmp, const float *o, float l) {
+/* o / l of a row to its place in the output, or all three to that of a partial result. */
+static void finish_row(struct attn_state *s, int head, int row, float *tmp, const float *o, float m, float l) {
     const struct job *j = &s->job;
     const struct attn_args *a = j->a;
     int tok = row / j->group, h = head * j->group + row % j->group, dim = j->layer->head_dim_v;
-    float *dst = a->o + ((size_t)tok * (size_t)a->n_head + (size_t)h) * (size_t)dim;
+    size_t at = (size_t)tok * (size_t)a->n_head + (size_t)h;
+    if (j->part) {
+        float *p = j->part + at * (size_t)(dim + 2);
+        memcpy(p, o, sizeof *p * (size_t)dim);
+        p[dim] = m;
+        p[dim + 1] = l;
+        return;
+    }
+    float *dst = a->o + at * (size_t)dim;
     if (!(l > 0 && l < INFINITY)) note_bad(&s->bad, a->pos0 + tok);
     s->kern->finish(j->layer->rotate_v ? tmp : dst, o, l, dim);
     if (!j->layer->rotate_v) return;
@@ -315,8 +327,11 @@ static void block_task(void *arg, int task, int worker) {
     b->o = w->sum_o, b->m = w->sum_m, b->l = w->sum_l;
     s->kern->clear(b);
     b->o = w->run_o, b->m = w->run_m, b->l = w->run_l;
-    int64_t last = run_of_page(j->layer, (b->hi[n - 1] - 1) / KV_PAGE);
-    for (int64_t run = run_of_page(j->layer, b->lo[0] / KV_PAGE); run <= last; run++) {
+    int64_t from = b->lo[0] / KV_PAGE, to = (b->hi[n - 1] - 1) / KV_PAGE;
+    if (from < j->page_first) from = j->page_first;
+    if (to >= j->page_end) to = j->page_end - 1;
+    int64_t last = run_of_page(j->layer, to);
+    for (int64_t run = run_of_page(j->layer, from); from <= to && run <= last; run++) {
         do_run(s, b, head, run);
         for (int i = 0; i < n; i++) {
             size_t at = (size_t)i * (size_t)j->dim_o;
@@ -324,7 +339,7 @@ static void block_task(void *arg, int task, int worker) {
         }
     }
     for (int i = 0; i < n; i++)
-        finish_row(s, head, first + i, w->tmp, w->sum_o + (size_t)i * (size_t)j->dim_o, w->sum_l[i]);
+        finish_row(s, head, first + i, w->tmp, w->sum_o + (size_t)i * (size_t)j->dim_o, w->sum_m[i], w->sum_l[i]);
 }
 
 static float *part_at(const struct attn_state *s, int run, int head, int row) {
@@ -373,7 +388,7 @@ static void merge_task(void *arg, int task, int worker) {
             const float *p = part_at(s, run, head, row);
             s->kern->merge(o, &m, &l, p, p[j->dim_o], p[j->dim_o + 1], j->dim_o);
         }
-        finish_row(s, head, row, w->tmp, o, l);
+        finish_row(s, head, row, w->tmp, o, m, l);
     }
 }
 
@@ -398,22 +413,19 @@ static bool split_runs(const struct attn_state *s, const struct job *j, int n_th
     return j->n_run > 1 && blocks < TASKS_PER_THREAD * n_thread && blocks <= s->n_slot && need <= s->part_floats;
 }
 
-static int attn(struct ops *ops, const struct attn_args *a) {
-    struct cpu *c = (struct cpu *)ops;
+/* Pages page_first .. page_end that the queries see; there is one. */
+static void attend(struct cpu *c, const struct attn_args *a, int64_t page_first, int64_t page_end, float *part) {
     struct attn_state *s = c->attn;
-    int rc = check_args(c, a);
-    if (rc) return rc;
     struct job *j = &s->job;
     const struct kv_layer *l = &a->kv->layers[a->il];
-    *j = (struct job){.a = a, .layer = l, .group = a->n_head / l->n_kv};
+    *j = (struct job){.a = a, .layer = l, .group = a->n_head / l->n_kv, .page_first = page_first, .page_end = page_end, .part = part};
     j->n_row = a->n_tok * j->group;
     j->n_block = (j->n_row + BLOCK_ROWS - 1) / BLOCK_ROWS;
     j->block_rows = (j->n_row + j->n_block - 1) / j->n_block;
     j->n_block = (j->n_row + j->block_rows - 1) / j->block_rows;
     j->dim_o = (l->head_dim_v + KV_LANES - 1) / KV_LANES * KV_LANES;
-    int64_t lo = a->window && a->pos0 + 1 > a->window ? a->pos0 + 1 - a->window : 0;
-    j->run_first = run_of_page(l, lo / KV_PAGE);
-    j->n_run = (int)(run_of_page(l, (a->pos0 + a->n_tok - 1) / KV_PAGE) - j->run_first + 1);
+    j->run_first = run_of_page(l, page_first);
+    j->n_run = (int)(run_of_page(l, page_end - 1) - j->run_first + 1);
     atomic_store(&s->bad, INT64_MAX);
     if (split_runs(s, j, pool_threads(c->pool))) {
         pool_run(c->pool, pack_task, s, l->n_kv * j->n_block);
@@ -422,7 +434,40 @@ static int attn(struct ops *ops, const struct attn_args *a) {
     } else {
         pool_run(c->pool, block_task, s, l->n_kv * j->n_block);
     }
-    int64_t bad = atomic_load(&s->bad);
+}
+
+/* First page that any query sees, and the one behind the last. */
+static int64_t pages_seen(int64_t *end, const struct attn_args *a) {
+    *end = (a->pos0 + a->n_tok - 1) / KV_PAGE + 1;
+    return (a->window && a->pos0 + 1 > a->window ? a->pos0 + 1 - a->window : 0) / KV_PAGE;
+}
+
+static int attn(struct ops *ops, const struct attn_args *a) {
+    struct cpu *c = (struct cpu *)ops;
+    int rc = check_args(c, a);
+    if (rc) return rc;
+    int64_t end, first = pages_seen(&end, a);
+    attend(c, a, first, end, NULL);
+    int64_t bad = atomic_load(&c->attn->bad);
     if (bad == INT64_MAX) return 0;
     return err_set(ERR_NUMERIC, "layer %d, position %lld: attention gave a NaN or an infinity", a->il, (long long)bad);
+}
+
+int cpu_attn_pages(struct cpu *c, const struct attn_args *a, int64_t first, int64_t end, float *part) {
+    int rc = check_args(c, a);
+    if (rc) return rc;
+    int64_t seen_end, seen = pages_seen(&seen_end, a);
+    if (first < seen) first = seen;
+    if (end > seen_end) end = seen_end;
+    if (first < end) {
+        attend(c, a, first, end, part);
+        return 0;
+    }
+    int dim = a->kv->layers[a->il].head_dim_v;
+    for (int i = 0; i < a->n_tok * a->n_head; i++) {
+        float *p = part + (size_t)i * (size_t)(dim + 2);
+        memset(p, 0, sizeof *p * (size_t)(dim + 2));
+        p[dim] = -INFINITY;
+    }
+    return 0;
 }

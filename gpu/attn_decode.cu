@@ -4,6 +4,8 @@
 #include "gpu/kernels.h"
 #include "gpu/common.cuh"
 
+#define LOG2E 1.44269504088896341f
+
 enum { PAGE = 256, LANES = 16, BLOCK = 32, MAX_DIM = 256, THREADS = 128, WARPS = THREADS / 32 };
 enum { RUN_1 = ATTN_RUN_1, RUN_4 = ATTN_RUN_4, RUNS_4 = ATTN_RUNS_4 };
 
@@ -253,12 +255,16 @@ template <int TK, int TV> static __global__ void __launch_bounds__(THREADS) attn
     if (kv.rotate_k) rotate_shared(q, ATTN_ROWS * kv.dim_k, rotate_block(kv.dim_k));
     const int64_t lo = limits[0][0], hi = limits[1][n_row - 1]; /* rows are in order of position */
 
+    const float factor = a.scale * LOG2E;
     float m[ATTN_ROWS], l[ATTN_ROWS], o[2][ATTN_ROWS];
 #pragma unroll
     for (int i = 0; i < ATTN_ROWS; i++) m[i] = -INFINITY, l[i] = 0, o[0][i] = 0, o[1][i] = 0;
-    const int64_t run = a.run_first + blockIdx.x;
-    const int64_t begin = max(run_first_page(run, a.per_page) * PAGE, lo / THREADS * THREADS);
-    const int64_t end = min(run_first_page(run + 1, a.per_page) * PAGE, hi);
+    int64_t first = a.page_first + blockIdx.x * a.per_run, last = min(first + a.per_run, a.page_end);
+    if (!a.per_run) {
+        first = run_first_page(a.run_first + blockIdx.x, a.per_page);
+        last = run_first_page(a.run_first + blockIdx.x + 1, a.per_page);
+    }
+    const int64_t begin = max(first * PAGE, lo / THREADS * THREADS), end = min(last * PAGE, hi);
     for (int64_t base = begin; base < end; base += THREADS) {
         const unsigned char *at = kv_head_at(kv, base / PAGE, head);
         const int r0 = (int)(base % PAGE);
@@ -268,7 +274,7 @@ template <int TK, int TV> static __global__ void __launch_bounds__(THREADS) attn
         if (seen) key_scores<TK>(s, at, kv.ks_off, r0 + tid, kv.dim_k, q);
 #pragma unroll
         for (int i = 0; i < ATTN_ROWS; i++) {
-            s[i] = seen && pos >= limits[0][i] && pos < limits[1][i] ? s[i] * a.scale : -INFINITY;
+            s[i] = seen && pos >= limits[0][i] && pos < limits[1][i] ? s[i] * factor : -INFINITY;
             float most = warp_max(s[i]);
             if (lane == 0) across[warp][i] = most;
         }
@@ -277,7 +283,7 @@ template <int TK, int TV> static __global__ void __launch_bounds__(THREADS) attn
         for (int i = 0; i < ATTN_ROWS; i++) {
             float most = m[i];
             for (int w = 0; w < WARPS; w++) most = fmaxf(most, across[w][i]);
-            float shift = most == -INFINITY ? 0.0f : most, keep = expf(m[i] - shift), e = expf(s[i] - shift);
+            float shift = most == -INFINITY ? 0.0f : most, keep = exp2f(m[i] - shift), e = exp2f(s[i] - shift);
             p[tid][i] = e;
             l[i] = __fmaf_rn(l[i], keep, e);
             o[0][i] *= keep;
@@ -310,7 +316,7 @@ template <int TK, int TV> static __global__ void __launch_bounds__(THREADS) attn
     for (int i = 0; i < ATTN_ROWS; i++) {
         if (i >= n_row) continue;
         int row = row0 + i, at = row / group * a.n_head + head * group + row % group;
-        float *part = a.part + ((size_t)at * a.n_run + blockIdx.x) * (kv.dim_v + 2);
+        float *part = a.part + ((size_t)at * a.part_stride + a.run_at + blockIdx.x) * (kv.dim_v + 2);
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             int d = (warp + j * WARPS) * BLOCK + lane;
@@ -324,30 +330,60 @@ template <int TK, int TV> static __global__ void __launch_bounds__(THREADS) attn
     }
 }
 
-/* One query row per block: folds its runs in order, divides, rotates back. Bound by reading the partial results. */
+/* Largest m and sum of l of a row's runs. more: ?one result that is not among the runs. */
+static __device__ __forceinline__ float runs_sum(float &shift, const float *part, int64_t n_run, int dim, const float *more) {
+    float most = more ? more[dim] : -INFINITY, l = 0;
+    for (int64_t r = 0; r < n_run; r++) most = fmaxf(most, part[r * (dim + 2) + dim]);
+    shift = most == -INFINITY ? 0.0f : most;
+    for (int64_t r = 0; r < n_run; r++) {
+        const float *p = part + r * (dim + 2) + dim;
+        l = __fmaf_rn(p[1], exp2f(p[0] - shift), l);
+    }
+    return more ? __fmaf_rn(more[dim + 1], exp2f(more[dim] - shift), l) : l;
+}
+
+/* One query row per block: merges its runs in order, and `more` after them, divides, rotates back. Bound by reading the partial
+ * results. */
 static __global__ void __launch_bounds__(THREADS) attn_merge_k(struct attn_args_gpu a) {
     SMEM_ARRAY(float, x, [MAX_DIM]);
     const int dim = a.kv.dim_v;
-    const float *part = a.part + (size_t)blockIdx.x * a.n_run * (dim + 2);
-    float most = -INFINITY, l = 0;
-    for (int64_t r = 0; r < a.n_run; r++) most = fmaxf(most, part[r * (dim + 2) + dim]);
-    float shift = most == -INFINITY ? 0.0f : most;
-    for (int64_t r = 0; r < a.n_run; r++) {
-        const float *p = part + r * (dim + 2) + dim;
-        l = __fmaf_rn(p[1], expf(p[0] - shift), l);
-    }
+    const float *part = a.part + (size_t)blockIdx.x * a.part_stride * (dim + 2);
+    const float *more = a.more ? a.more + (size_t)blockIdx.x * (dim + 2) : NULL;
+    float shift, l = runs_sum(shift, part, a.n_run, dim, more);
     if (threadIdx.x == 0 && !(l > 0 && l < INFINITY)) note_bad(a.bad, a.pos0 + blockIdx.x / a.n_head);
     for (int d = threadIdx.x; d < dim; d += THREADS) {
         float s = 0;
         for (int64_t r = 0; r < a.n_run; r++) {
             const float *p = part + r * (dim + 2);
-            s = __fmaf_rn(p[d], expf(p[dim] - shift), s);
+            s = __fmaf_rn(p[d], exp2f(p[dim] - shift), s);
         }
+        if (more) s = __fmaf_rn(more[d], exp2f(more[dim] - shift), s);
         x[d] = s / l;
     }
     __syncthreads();
     if (a.kv.rotate_v) rotate_shared(x, dim, rotate_block(dim));
     for (int d = threadIdx.x; d < dim; d += THREADS) a.o[(size_t)blockIdx.x * dim + d] = x[d];
+}
+
+/* One query row per block: its runs become one, in the place of the first. A thread overwrites only what it alone has read;
+ * m and l, which all have read, behind a barrier. */
+static __global__ void __launch_bounds__(THREADS) attn_fold_k(struct attn_args_gpu a) {
+    const int dim = a.kv.dim_v;
+    float *part = a.part + (size_t)blockIdx.x * a.part_stride * (dim + 2);
+    float shift, l = runs_sum(shift, part, a.n_run, dim, NULL), most = -INFINITY;
+    for (int64_t r = 0; r < a.n_run; r++) most = fmaxf(most, part[r * (dim + 2) + dim]);
+    for (int d = threadIdx.x; d < dim; d += THREADS) {
+        float s = 0;
+        for (int64_t r = 0; r < a.n_run; r++) {
+            const float *p = part + r * (dim + 2);
+            s = __fmaf_rn(p[d], exp2f(p[dim] - shift), s);
+        }
+        part[d] = s;
+    }
+    __syncthreads();
+    if (threadIdx.x) return;
+    part[dim] = most;
+    part[dim + 1] = l;
 }
 
 /* --- launchers ----------------------------------------------------------------------------------------------------------- */
@@ -364,6 +400,7 @@ template <int TK, int TV> static cudaError_t attn_types(const struct attn_args_g
     int rows = a.n_tok * (a.n_head / a.kv.n_kv), tiles = (rows + ATTN_ROWS - 1) / ATTN_ROWS;
     double seen = (double)(a.pos0 + a.n_tok);
     if (a.window && seen > a.window + a.n_tok) seen = (double)a.window + a.n_tok;
+    if (a.per_run && seen > (double)(a.page_end - a.page_first) * PAGE) seen = (double)(a.page_end - a.page_first) * PAGE;
     GPU_COST(seen * a.kv.page_bytes / PAGE, 2.0 * seen * a.n_tok * a.n_head * (a.kv.dim_k + a.kv.dim_v), GPU_UNIT_F32);
     return GPU_LAUNCH((attn_run_k<TK, TV>), dim3((unsigned)a.n_run, (unsigned)a.kv.n_kv, (unsigned)tiles), dim3(THREADS), 0, st,
                       a);
@@ -391,15 +428,41 @@ static cudaError_t attn_runs(const struct attn_args_gpu &a, cudaStream_t st) {
     }
 }
 
+cudaError_t attn_merge_launch(const struct attn_args_gpu *args, cudaStream_t st) {
+    const struct attn_args_gpu &a = *args;
+    const double runs = (double)a.n_run + (a.more ? 1 : 0);
+    GPU_COST(4.0 * a.n_tok * a.n_head * runs * (a.kv.dim_v + 2), 2.0 * a.n_tok * a.n_head * runs * a.kv.dim_v, GPU_UNIT_F32);
+    return GPU_LAUNCH(attn_merge_k, dim3((unsigned)(a.n_tok * a.n_head)), dim3(THREADS), 0, st, a);
+}
+
+cudaError_t attn_fold_launch(const struct attn_args_gpu *args, cudaStream_t st) {
+    const struct attn_args_gpu &a = *args;
+    const double runs = (double)a.n_run + 1;
+    GPU_COST(4.0 * a.n_tok * a.n_head * runs * (a.kv.dim_v + 2), 2.0 * a.n_tok * a.n_head * runs * a.kv.dim_v, GPU_UNIT_F32);
+    return GPU_LAUNCH(attn_fold_k, dim3((unsigned)(a.n_tok * a.n_head)), dim3(THREADS), 0, st, a);
+}
+
 cudaError_t attn_decode_launch(const struct attn_args_gpu *args, cudaStream_t st) {
     struct attn_args_gpu a = *args;
     a.per_page = short_window(a.window);
     int64_t first = a.pos0 + 1, lo = a.window && first > a.window ? first - a.window : 0;
     a.run_first = run_of_page(lo / PAGE, a.per_page);
-    a.n_run = run_of_page((a.pos0 + a.n_tok - 1) / PAGE, a.per_page) - a.run_first + 1;
+    a.n_run = a.part_stride = run_of_page((a.pos0 + a.n_tok - 1) / PAGE, a.per_page) - a.run_first + 1;
+    a.per_run = a.run_at = 0;
+    a.more = NULL;
     cudaError_t e = attn_runs(a, st);
-    if (e != cudaSuccess) return e;
-    GPU_COST(4.0 * a.n_tok * a.n_head * a.n_run * (a.kv.dim_v + 2), 2.0 * a.n_tok * a.n_head * a.n_run * a.kv.dim_v,
-             GPU_UNIT_F32);
-    return GPU_LAUNCH(attn_merge_k, dim3((unsigned)(a.n_tok * a.n_head)), dim3(THREADS), 0, st, a);
+    return e == cudaSuccess ? attn_merge_launch(&a, st) : e;
+}
+
+/* Some hundreds of blocks with a few KV heads fill a chip; more only make more to merge. */
+enum { MOST_RUNS = 64 };
+static int64_t pages_of_run(int64_t n_page) { return (n_page + MOST_RUNS - 1) / MOST_RUNS; }
+int64_t attn_runs_of_pages(int64_t n_page) { return n_page ? (n_page + pages_of_run(n_page) - 1) / pages_of_run(n_page) : 0; }
+
+cudaError_t attn_pages_launch(const struct attn_args_gpu *args, cudaStream_t st) {
+    struct attn_args_gpu a = *args;
+    a.per_run = pages_of_run(a.page_end - a.page_first);
+    a.n_run = attn_runs_of_pages(a.page_end - a.page_first);
+    a.run_first = a.per_page = 0;
+    return attn_runs(a, st);
 }

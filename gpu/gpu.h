@@ -148,4 +148,42 @@ struct ops *gpu_ops_table(struct gpu_ops *o);
  * infinity (names the smallest position). ERR_ARG: an expert that does not exist was chosen. */
 int gpu_ops_check(struct gpu_ops *o);
 
+/* --- KV in several places ------------------------------------------------------------------------------------------------ */
+
+/* Functions that take the place of the table's kv_put and attn: offload/kv_store.c, which builds them from the calls below.
+ * NULL: the table's own again. *h is copied. */
+struct gpu_kv_hook {
+    void *arg;
+    int (*put)(void *arg, struct kv *kv, int il, int64_t pos0, int n_tok, const float *k, const float *v);
+    int (*attn)(void *arg, const struct attn_args *a);
+};
+void gpu_ops_hook(struct gpu_ops *o, const struct gpu_kv_hook *h);
+
+/* Pages first .. end of a layer in VRAM: page p is at d_base + p % n_slot * page_bytes. */
+struct gpu_pages {
+    void *d_base;
+    int64_t n_slot, first, end;
+};
+
+struct kv_layer;
+
+/* kv_put of a layer into these pages. What the layer's record says of its own place is not used. */
+int gpu_pages_put(struct gpu_ops *o, const struct kv_layer *l, const struct gpu_pages *to, int64_t pos0, int n_tok, const float *k,
+                  const float *v);
+
+/* Attention of a call piece by piece: begin, the pieces, end. Each piece is enqueued where it is named, so that events may lie
+ * between them; they are merged in that order, and the same pieces give the same bits. Which pages there are is the caller's
+ * business: what no piece has is not attended to. a->kv is not used; *a and *l are copied.
+ * A few tokens (GPU_PAGES_FEW): pieces in any order, and one partial result from elsewhere. Many: pieces in order of position;
+ * the last one says so. */
+enum gpu_pages_way { GPU_PAGES_FEW, GPU_PAGES_MANY };
+enum { GPU_PAGES_FEW_TOKENS = 32 }; /* at most */
+int gpu_pages_begin(struct gpu_ops *o, const struct kv_layer *l, const struct attn_args *a, enum gpu_pages_way way);
+enum gpu_pages_turn { GPU_PAGES_MORE, GPU_PAGES_LAST };
+int gpu_pages_attend(struct gpu_ops *o, const struct gpu_pages *p, enum gpu_pages_turn turn);
+/* d_part [n_tok, n_head, head_dim_v + 2]: o not divided by l and not rotated back, m of scores in units of log2, l. It is read
+ * by what end enqueues, and may be mapped host memory. */
+int gpu_pages_add(struct gpu_ops *o, const float *d_part);
+int gpu_pages_end(struct gpu_ops *o);
+
 #endif

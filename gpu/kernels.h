@@ -127,22 +127,33 @@ struct gpu_kv {
 cudaError_t kv_put_launch(const struct gpu_kv *kv, int64_t pos0, int n_tok, const float *k, const float *v, float max_k,
                           float max_v, unsigned long long *bad, cudaStream_t st);
 
-/* Pages are grouped into runs whose borders depend on the page number only; every run of pages leaves (o, m, l) per query
- * row, and a second kernel merges the runs in order. */
+/* Pages are grouped into runs; every run of pages leaves (o, m, l) per query row, and a second kernel merges the runs in order:
+ * o is not divided yet and in the basis that V is stored in, m is in units of log2 (scores times log2 e). */
 enum { ATTN_ROWS = 8 }; /* query rows (tokens x heads of a group) that share one reading of K and V */
 struct attn_args_gpu {
     struct gpu_kv kv;
     float *o;       /* [n_tok, n_head, dim_v] */
     const float *q; /* [n_tok, n_head, dim_k] */
-    float *part;    /* [n_tok * n_head, attn_runs_at_most(n_ctx), dim_v + 2] scratch */
+    float *part;    /* [n_tok * n_head, part_stride, dim_v + 2] scratch */
+    const float *more; /* ?[n_tok * n_head, dim_v + 2] one more partial result, the last to be merged; may be mapped host memory */
     int64_t pos0, window;
-    int n_tok, n_head; /* n_tok <= ATTN_TOKENS */
+    int n_tok, n_head;
     float scale;      /* of q.k */
-    int per_page;     /* every page is a run; filled by the launcher, like the runs below */
+    int per_page;     /* every page is a run; filled by attn_decode_launch, like the runs below */
     int64_t run_first, n_run;
+    int64_t page_first, page_end, per_run; /* attn_pages_launch; per_run 0: borders depend on the page number only */
+    int64_t part_stride, run_at;           /* runs that a row has room for, where the launch puts its first */
     unsigned long long *bad; /* becomes the smallest position with a result that is not finite */
 };
+/* All pages that the queries see, to o. part has room for attn_runs_at_most(n_ctx) runs (part_stride and more are not read). */
 cudaError_t attn_decode_launch(const struct attn_args_gpu *a, cudaStream_t st);
+/* Pages page_first .. page_end, cut into attn_runs_of_pages(pages) runs, to runs run_at.. of part. */
+int64_t attn_runs_of_pages(int64_t n_page);
+cudaError_t attn_pages_launch(const struct attn_args_gpu *a, cudaStream_t st);
+/* The first n_run runs become one, the first. */
+cudaError_t attn_fold_launch(const struct attn_args_gpu *a, cudaStream_t st);
+/* The first n_run runs and `more`, to o. */
+cudaError_t attn_merge_launch(const struct attn_args_gpu *a, cudaStream_t st);
 
 /* --- delta.cu ------------------------------------------------------------------------------------------------------------ */
 

@@ -86,3 +86,17 @@ int gpu_ops_open(struct gpu_ops **out, struct gpu *g, struct gpu_arena *a, struc
 void gpu_ops_close(struct gpu_ops *o) { (void)o; }
 struct ops *gpu_ops_table(struct gpu_ops *o) { return (void)o, (struct ops *)0; }
 int gpu_ops_check(struct gpu_ops *o) { return (void)o, none(); }
+
+void gpu_ops_hook(struct gpu_ops *o, const struct gpu_kv_hook *h) { (void)o, (void)h; }
+int gpu_pages_put(struct gpu_ops *o, const struct kv_layer *l, const struct gpu_pages *to, int64_t pos0, int n_tok, const float *k,
+                  const float *v) {
+    return (void)o, (void)l, (void)to, (void)pos0, (void)n_tok, (void)k, (void)v, none();
+}
+int gpu_pages_begin(struct gpu_ops *o, const struct kv_layer *l, const struct attn_args *a, enum gpu_pages_way way) {
+    return (void)o, (void)l, (void)a, (void)way, none();
+}
+int gpu_pages_attend(struct gpu_ops *o, const struct gpu_pages *p, enum gpu_pages_turn turn) {
+    return (void)o, (void)p, (void)turn, none();
+}
+int gpu_pages_add(struct gpu_ops *o, const float *d_part) { return (void)o, (void)d_part, none(); }
+int gpu_pages_end(struct gpu_ops *o) { return (void)o, none(); }

@@ -28,6 +28,12 @@ struct gpu_ops {
     unsigned char *d_pass;      /* scratch of one call of many tokens: of gemm.c, or of attention */
     unsigned long long *d_bad;  /* [N_BAD] smallest positions of what went wrong */
     unsigned long long *bad;    /* pinned copy */
+    struct gpu_kv_hook hook;    /* empty: the table's own kv_put and attn */
+    struct {                    /* attention piece by piece, between gpu_pages_begin and _end */
+        bool open;
+        enum gpu_pages_way way;
+        struct attn_args_gpu few;
+    } pages;
 };
 
 /* 0, or the code of a failed launch. */
@@ -255,6 +261,7 @@ static struct gpu_kv gpu_kv_of(const struct kv_layer *l) {
 static int op_kv_put(struct ops *ops, struct kv *kv, int il, int64_t pos0, int n_tok, const float *k, const float *v) {
     struct gpu_ops *o = (struct gpu_ops *)ops;
     int rc = usable(o);
+    if (o->hook.put && !rc) return o->hook.put(o->hook.arg, kv, il, pos0, n_tok, k, v);
     if (!rc) rc = check_range(kv, il, pos0, n_tok);
     if (rc) return rc;
     const struct kv_layer *l = &kv->layers[il];
@@ -316,11 +323,115 @@ static int attn_many(struct gpu_ops *o, const struct attn_args *a) {
 static int op_attn(struct ops *ops, const struct attn_args *a) {
     struct gpu_ops *o = (struct gpu_ops *)ops;
     int rc = usable(o);
+    if (o->hook.attn && !rc) return o->hook.attn(o->hook.arg, a);
     if (!rc) rc = check_attn(o, a);
     if (!rc && a->n_tok >= PREFILL_MIN_TOK) return attn_many(o, a);
     /* Every step uses the same scratch: the stream keeps them in order. */
     for (int t = 0; t < a->n_tok && !rc; t += ATTN_TOKENS) rc = attn_step(o, a, t, a->n_tok - t < ATTN_TOKENS ? a->n_tok - t : ATTN_TOKENS);
     return rc;
+}
+
+/* --- KV in several places ------------------------------------------------------------------------------------------------ */
+
+void gpu_ops_hook(struct gpu_ops *o, const struct gpu_kv_hook *h) { o->hook = h ? *h : (struct gpu_kv_hook){0}; }
+
+static struct gpu_kv gpu_kv_at(const struct kv_layer *l, const struct gpu_pages *p) {
+    struct gpu_kv g = gpu_kv_of(l);
+    g.base = p->d_base;
+    g.n_slot = p->n_slot;
+    g.ring = 1;
+    return g;
+}
+
+static int check_pages(const struct gpu_pages *p) {
+    if (p->d_base && p->first >= 0 && p->end > p->first && p->end - p->first <= p->n_slot) return 0;
+    return err_set(ERR_ARG, "pages %lld..%lld of a layer do not fit a place for %lld", (long long)p->first, (long long)p->end - 1,
+                   (long long)p->n_slot);
+}
+
+int gpu_pages_put(struct gpu_ops *o, const struct kv_layer *l, const struct gpu_pages *to, int64_t pos0, int n_tok, const float *k,
+                  const float *v) {
+    int rc = usable(o);
+    if (!rc) rc = check_pages(to);
+    if (rc) return rc;
+    if (n_tok < 1 || pos0 / KV_PAGE < to->first || (pos0 + n_tok - 1) / KV_PAGE >= to->end)
+        return err_set(ERR_ARG, "positions %lld..%lld are not in pages %lld..%lld", (long long)pos0, (long long)pos0 + n_tok - 1,
+                       (long long)to->first, (long long)to->end - 1);
+    struct gpu_kv g = gpu_kv_at(l, to);
+    return launched(o, kv_put_launch(&g, pos0, n_tok, k, v, kv_type_max(l->type_k), kv_type_max(l->type_v), o->d_bad + BAD_PUT,
+                                     o->stream->s), "kv_put");
+}
+
+/* Runs of pages that the scratch has room for with this many query rows. */
+static int64_t run_room(const struct gpu_ops *o, const struct kv_layer *l, const struct attn_args *a) {
+    const struct ops_limits *lim = &o->limits;
+    int64_t floats = (int64_t)ATTN_TOKENS * lim->n_head * attn_runs_at_most(lim->n_ctx) * (lim->head_dim + 2);
+    return floats / ((int64_t)a->n_tok * a->n_head * (l->head_dim_v + 2));
+}
+
+int gpu_pages_begin(struct gpu_ops *o, const struct kv_layer *l, const struct attn_args *a, enum gpu_pages_way way) {
+    const struct ops_limits *lim = &o->limits;
+    int rc = usable(o);
+    if (rc) return rc;
+    o->pages.open = false;
+    if (a->n_tok < 1 || a->n_head < 1 || a->n_head % l->n_kv || a->n_head > lim->n_head || l->head_dim_k > lim->head_dim ||
+        l->head_dim_v > lim->head_dim || a->pos0 < 0 || a->window < 0)
+        return err_set(ERR_ARG, "attention of layer %d: %d query heads of size %d/%d over %d KV heads; opened for %d heads of size %d",
+                       a->il, a->n_head, l->head_dim_k, l->head_dim_v, l->n_kv, lim->n_head, lim->head_dim);
+    o->pages.way = way;
+    o->pages.few = (struct attn_args_gpu){.kv = gpu_kv_of(l), .o = a->o, .q = a->q, .part = o->d_part, .pos0 = a->pos0,
+                                          .window = a->window, .n_tok = a->n_tok, .n_head = a->n_head, .scale = a->scale,
+                                          .part_stride = run_room(o, l, a), .bad = o->d_bad + BAD_ATTN};
+    if (way == GPU_PAGES_FEW && (a->n_tok > GPU_PAGES_FEW_TOKENS || o->pages.few.part_stride < 2))
+        return err_set(ERR_ARG, "attention of layer %d in pieces: %d tokens are not few (at most %d)", a->il, a->n_tok, GPU_PAGES_FEW_TOKENS);
+    if (way == GPU_PAGES_MANY) return err_set(ERR_UNSUPPORTED, "attention of many tokens in pieces"); /* TODO */
+    o->pages.open = true;
+    return 0;
+}
+
+/* Pages of one piece, at most so many that their runs have room. */
+static int attend_few(struct gpu_ops *o, struct attn_args_gpu *g) {
+    int64_t runs = attn_runs_of_pages(g->page_end - g->page_first);
+    int rc = 0;
+    if (g->n_run + runs > g->part_stride) { /* n_run: those that are there */
+        rc = launched(o, attn_fold_launch(g, o->stream->s), "attention");
+        g->n_run = 1;
+    }
+    if (rc) return rc;
+    g->run_at = g->n_run;
+    rc = launched(o, attn_pages_launch(g, o->stream->s), "attention");
+    g->n_run += runs;
+    return rc;
+}
+
+int gpu_pages_attend(struct gpu_ops *o, const struct gpu_pages *p, enum gpu_pages_turn turn) {
+    struct attn_args_gpu *g = &o->pages.few;
+    (void)turn;
+    int rc = o->pages.open ? usable(o) : err_set(ERR_ARG, "attention in pieces was not begun");
+    if (!rc) rc = check_pages(p);
+    if (rc) return rc;
+    g->kv.base = p->d_base;
+    g->kv.n_slot = p->n_slot;
+    g->kv.ring = 1;
+    for (int64_t at = p->first; at < p->end && !rc; at = g->page_end) {
+        g->page_first = at;
+        g->page_end = p->end;
+        while (attn_runs_of_pages(g->page_end - at) > g->part_stride - 1) g->page_end = at + (g->page_end - at) / 2;
+        rc = attend_few(o, g);
+    }
+    return rc;
+}
+
+int gpu_pages_add(struct gpu_ops *o, const float *d_part) {
+    if (!o->pages.open || o->pages.few.more) return err_set(ERR_ARG, "a partial result of attention that has no place");
+    o->pages.few.more = d_part;
+    return 0;
+}
+
+int gpu_pages_end(struct gpu_ops *o) {
+    int rc = o->pages.open ? usable(o) : err_set(ERR_ARG, "attention in pieces was not begun");
+    o->pages.open = false;
+    return rc ? rc : launched(o, attn_merge_launch(&o->pages.few, o->stream->s), "attention");
 }
 
 static int op_delta(struct ops *ops, const struct delta_args *a) {
