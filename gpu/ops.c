@@ -33,6 +33,7 @@ struct gpu_ops {
         bool open;
         enum gpu_pages_way way;
         struct attn_args_gpu few;
+        struct attn_prefill_args many;
     } pages;
 };
 
@@ -296,9 +297,7 @@ static int attn_step(struct gpu_ops *o, const struct attn_args *a, int t0, int n
     return launched(o, attn_decode_launch(&g, o->stream->s), "attention");
 }
 
-/* Many tokens: F16 pages all at once where they are, others in batches that fit the scratch. */
-static int attn_many(struct gpu_ops *o, const struct attn_args *a) {
-    const struct kv_layer *l = &a->kv->layers[a->il];
+static struct attn_prefill_args many_args(struct gpu_ops *o, const struct kv_layer *l, const struct attn_args *a) {
     const struct gpu_attn_scratch at = gpu_attn_scratch_of(&o->limits);
     struct attn_prefill_args g = {.kv = gpu_kv_of(l), .o = a->o, .q = a->q, .pos0 = a->pos0, .window = a->window,
                                   .smem_bytes = o->g->info.smem_bytes, .n_tok = a->n_tok, .n_head = a->n_head, .first = 1,
@@ -308,16 +307,27 @@ static int attn_many(struct gpu_ops *o, const struct attn_args *a) {
     g.state = (float *)(void *)(o->d_pass + at.state);
     g.stage = (uint16_t *)(void *)(o->d_pass + at.stage);
     g.stage_exp = (int *)(void *)(o->d_pass + at.stage_exp);
-    const int64_t lo = a->window && a->pos0 + 1 > a->window ? a->pos0 + 1 - a->window : 0, end = (a->pos0 + a->n_tok - 1) / KV_PAGE + 1;
-    const size_t page = attn_stage_halves(&g.kv) * sizeof(uint16_t);
-    const int64_t batch = page ? (int64_t)(at.stage_bytes / page) : end;
+    return g;
+}
+
+/* Pages first .. end: F16 pages all at once where they are, others in batches that fit the scratch. */
+static int many_pages(struct gpu_ops *o, struct attn_prefill_args *g, int64_t first, int64_t end, bool last) {
+    const size_t page = attn_stage_halves(&g->kv) * sizeof(uint16_t);
+    const int64_t batch = page ? (int64_t)(gpu_attn_scratch_of(&o->limits).stage_bytes / page) : end - first;
     int rc = 0;
-    for (g.page_first = lo / KV_PAGE; !g.last && !rc; g.page_first = g.page_end, g.first = 0) {
-        g.page_end = end - g.page_first > batch ? g.page_first + batch : end;
-        g.last = g.page_end == end;
-        rc = launched(o, attn_prefill_launch(&g, o->stream->s), "attention");
+    for (; first < end && !rc; first = g->page_end, g->first = 0) {
+        g->page_first = first;
+        g->page_end = end - first > batch ? first + batch : end;
+        g->last = last && g->page_end == end;
+        rc = launched(o, attn_prefill_launch(g, o->stream->s), "attention");
     }
     return rc;
+}
+
+static int attn_many(struct gpu_ops *o, const struct attn_args *a) {
+    struct attn_prefill_args g = many_args(o, &a->kv->layers[a->il], a);
+    const int64_t lo = a->window && a->pos0 + 1 > a->window ? a->pos0 + 1 - a->window : 0;
+    return many_pages(o, &g, lo / KV_PAGE, (a->pos0 + a->n_tok - 1) / KV_PAGE + 1, true);
 }
 
 static int op_attn(struct ops *ops, const struct attn_args *a) {
@@ -379,12 +389,19 @@ int gpu_pages_begin(struct gpu_ops *o, const struct kv_layer *l, const struct at
         return err_set(ERR_ARG, "attention of layer %d: %d query heads of size %d/%d over %d KV heads; opened for %d heads of size %d",
                        a->il, a->n_head, l->head_dim_k, l->head_dim_v, l->n_kv, lim->n_head, lim->head_dim);
     o->pages.way = way;
-    o->pages.few = (struct attn_args_gpu){.kv = gpu_kv_of(l), .o = a->o, .q = a->q, .part = o->d_part, .pos0 = a->pos0,
-                                          .window = a->window, .n_tok = a->n_tok, .n_head = a->n_head, .scale = a->scale,
-                                          .part_stride = run_room(o, l, a), .bad = o->d_bad + BAD_ATTN};
-    if (way == GPU_PAGES_FEW && (a->n_tok > GPU_PAGES_FEW_TOKENS || o->pages.few.part_stride < 2))
-        return err_set(ERR_ARG, "attention of layer %d in pieces: %d tokens are not few (at most %d)", a->il, a->n_tok, GPU_PAGES_FEW_TOKENS);
-    if (way == GPU_PAGES_MANY) return err_set(ERR_UNSUPPORTED, "attention of many tokens in pieces"); /* TODO */
+    if (way == GPU_PAGES_MANY) {
+        if (a->n_tok > lim->n_tok || lim->n_tok < PREFILL_MIN_TOK || l->n_kv > lim->n_kv)
+            return err_set(ERR_ARG, "attention of layer %d in pieces: %d tokens over %d KV heads; opened for %d over %d, and for many from %d on",
+                           a->il, a->n_tok, l->n_kv, lim->n_tok, lim->n_kv, PREFILL_MIN_TOK);
+        o->pages.many = many_args(o, l, a);
+    } else {
+        o->pages.few = (struct attn_args_gpu){.kv = gpu_kv_of(l), .o = a->o, .q = a->q, .part = o->d_part, .pos0 = a->pos0,
+                                              .window = a->window, .n_tok = a->n_tok, .n_head = a->n_head, .scale = a->scale,
+                                              .part_stride = run_room(o, l, a), .bad = o->d_bad + BAD_ATTN};
+        if (a->n_tok > GPU_PAGES_FEW_TOKENS || o->pages.few.part_stride < 2)
+            return err_set(ERR_ARG, "attention of layer %d in pieces: %d tokens are not few (at most %d)", a->il, a->n_tok,
+                           GPU_PAGES_FEW_TOKENS);
+    }
     o->pages.open = true;
     return 0;
 }
@@ -406,13 +423,15 @@ static int attend_few(struct gpu_ops *o, struct attn_args_gpu *g) {
 
 int gpu_pages_attend(struct gpu_ops *o, const struct gpu_pages *p, enum gpu_pages_turn turn) {
     struct attn_args_gpu *g = &o->pages.few;
-    (void)turn;
+    bool many = o->pages.way == GPU_PAGES_MANY;
     int rc = o->pages.open ? usable(o) : err_set(ERR_ARG, "attention in pieces was not begun");
     if (!rc) rc = check_pages(p);
     if (rc) return rc;
-    g->kv.base = p->d_base;
-    g->kv.n_slot = p->n_slot;
-    g->kv.ring = 1;
+    struct gpu_kv *kv = many ? &o->pages.many.kv : &g->kv;
+    kv->base = p->d_base;
+    kv->n_slot = p->n_slot;
+    kv->ring = 1;
+    if (many) return many_pages(o, &o->pages.many, p->first, p->end, turn == GPU_PAGES_LAST);
     for (int64_t at = p->first; at < p->end && !rc; at = g->page_end) {
         g->page_first = at;
         g->page_end = p->end;
@@ -423,7 +442,8 @@ int gpu_pages_attend(struct gpu_ops *o, const struct gpu_pages *p, enum gpu_page
 }
 
 int gpu_pages_add(struct gpu_ops *o, const float *d_part) {
-    if (!o->pages.open || o->pages.few.more) return err_set(ERR_ARG, "a partial result of attention that has no place");
+    if (!o->pages.open || o->pages.way == GPU_PAGES_MANY || o->pages.few.more)
+        return err_set(ERR_ARG, "a partial result of attention that has no place");
     o->pages.few.more = d_part;
     return 0;
 }
@@ -431,7 +451,9 @@ int gpu_pages_add(struct gpu_ops *o, const float *d_part) {
 int gpu_pages_end(struct gpu_ops *o) {
     int rc = o->pages.open ? usable(o) : err_set(ERR_ARG, "attention in pieces was not begun");
     o->pages.open = false;
-    return rc ? rc : launched(o, attn_merge_launch(&o->pages.few, o->stream->s), "attention");
+    if (rc) return rc;
+    if (o->pages.way == GPU_PAGES_FEW) return launched(o, attn_merge_launch(&o->pages.few, o->stream->s), "attention");
+    return o->pages.many.last ? 0 : err_set(ERR_ARG, "attention in pieces of many tokens: its last piece is missing");
 }
 
 static int op_delta(struct ops *ops, const struct delta_args *a) {
