@@ -659,7 +659,7 @@ static void make_small(struct options *o) {
     o->reps = 3;
     o->dim = 256, o->rows = 256, o->depth = 300, o->mib = 0;
     o->n_head = 4, o->n_kv = 2, o->head_dim = 64, o->n_expert = 8;
-    o->n[0] = 1, o->n[1] = 3, o->n_n = 2;
+    o->n[0] = 1, o->n[1] = 3, o->n[2] = 36, o->n_n = 3;
 }
 
 static bool parse(struct options *o, int argc, char **argv) {
