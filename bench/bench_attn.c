@@ -6,7 +6,9 @@
  *
  * Columns: kind, isa, threads, K/V type, head dim, g = query heads per KV head, tokens per call, positions, KV heads,
  * median and smallest seconds per call, GB/s of KV (values and scales) at the median, share of the rate at which the same
- * threads just read the same memory (the two alternate), GFLOP/s (2 per product of scores and of outputs), FMA peak.
+ * threads just read the same memory (the two alternate), GFLOP/s (2 per product of scores and of outputs), FMA peak,
+ * share of the time that the multipliers need at least (multiplies() below), which of the two limits is the tighter one,
+ * and the share of it.
  * --cpu-time takes the processor time of the calling thread instead of wall time: for one thread on a busy machine. */
 #include "core/err.h"
 #include "core/kv.h"
@@ -55,6 +57,7 @@ static int by_value(const void *a, const void *b) {
 struct reader {
     const uint64_t *base;
     size_t words; /* per task */
+    bool ahead;   /* one stream with prefetches, not eight without */
     uint64_t sink[64];
 };
 
@@ -64,20 +67,30 @@ static void read_task(void *arg, int task, int worker) {
     size_t part = r->words / 8;
     const uint64_t *p = r->base + (size_t)task * r->words;
     uint64_t a[8] = {0};
-    for (size_t i = 0; i < part; i += 8)
+    for (size_t i = 0; r->ahead && i < r->words; i += 8) {
+        __builtin_prefetch(p + i + 256, 0, 2);
+        for (size_t j = 0; j < 8; j++) a[j] += p[i + j];
+    }
+    for (size_t i = 0; !r->ahead && i < part; i += 8)
         for (size_t k = 0; k < 8; k++)
             for (size_t j = 0; j < 8; j++) a[j] += p[k * part + i + j];
     for (int k = 1; k < 8; k++) a[0] ^= a[k];
     r->sink[worker & 63] ^= a[0];
 }
 
-/* GB/s at which all threads together read `bytes` of memory, once. */
+/* GB/s at which all threads together read `bytes` of memory, once; of the two ways the faster. */
 static double dram_gbps(struct pool *pool, const void *base, size_t bytes) {
     enum { TASKS = 64 };
     struct reader r = {.base = base, .words = bytes / 8 / TASKS / 64 * 64};
-    double start = now_s();
-    pool_run(pool, read_task, &r, TASKS);
-    return (double)(r.words * 8 * TASKS) / (now_s() - start) * 1e-9;
+    double best = 0;
+    for (int ahead = 0; ahead < 2; ahead++) {
+        r.ahead = ahead;
+        double start = now_s();
+        pool_run(pool, read_task, &r, TASKS);
+        double gbps = (double)(r.words * 8 * TASKS) / (now_s() - start) * 1e-9;
+        best = gbps > best ? gbps : best;
+    }
+    return best;
 }
 
 /* Independent products of registers: nothing but FMA. The best of several, in GFLOP/s of all threads. */
@@ -132,6 +145,17 @@ struct point {
     int64_t n;
 };
 
+/* Instructions of 16 lanes that the multipliers execute at least, for one query row, one position and 32 values of K and of
+ * V: plain types an FMA per 16 products; K of 16-bit pairs an instruction per 32 products and two per 16 positions for the
+ * scales; V in three digits (AVX-512) 3 per 64 products and two per 16 positions, else FMA and one per 16 positions for
+ * the scales; and of the exponential 6 per 16 positions, shared by all dims. Unpacking and conversions count nothing:
+ * they run beside. */
+static double multiplies(const struct point *p) {
+    bool k = p->type_k == QT_Q8_0 || p->type_k == QT_Q4_0, v = p->type_v == QT_Q8_0 || p->type_v == QT_Q4_0;
+    double k_ops = k ? 1 + 2 / 16.0 : 2, v_ops = !v ? 2 : p->isa == ISA_AVX512 ? 1.5 + 2 / 16.0 : 2 + 1 / 16.0;
+    return k_ops + v_ops + 6 / 16.0 * 32 / p->dim;
+}
+
 /* Seconds per call and, per call, the read rate just before it. */
 static void attend(struct cpu *c, struct kv *kv, const struct point *p, int reps, double *t, double *dram) {
     size_t count = (size_t)(p->n_tok * p->group * p->n_kv) * (size_t)p->dim;
@@ -166,9 +190,12 @@ static void run_point(const struct point *p, int reps, bool prefill) {
     }
     qsort(t, (size_t)reps, sizeof *t, by_value);
     double s = t[reps / 2], flops = 4.0 * p->dim * p->group * p->n_kv * (double)p->n_tok * ((double)p->n - 0.5 * p->n_tok);
-    printf("%s,%s,%d,%s/%s,%d,%d,%d,%lld,%d,%.5f,%.5f,%.2f,%.2f,%.1f,%.0f\n", prefill ? "prefill" : "decode", isa_name((enum isa)p->isa), p->n_thread,
+    double rows = (double)p->n_tok * p->group * p->n_kv * ((double)p->n - 0.5 * p->n_tok), arith = 0;
+    if (peak > 0) arith = rows * p->dim / 32 * multiplies(p) / (peak * 1e9 / 32) / s; /* peak: 32 operations per instruction */
+    bool memory = share > arith;
+    printf("%s,%s,%d,%s/%s,%d,%d,%d,%lld,%d,%.5f,%.5f,%.2f,%.2f,%.1f,%.0f,%.2f,%s,%.2f\n", prefill ? "prefill" : "decode", isa_name((enum isa)p->isa), p->n_thread,
            quant_name(p->type_k), quant_name(p->type_v), p->dim, p->group, p->n_tok, (long long)p->n, p->n_kv, s, t[0], gb / s, share,
-           flops / s * 1e-9, peak);
+           flops / s * 1e-9, peak, arith, memory ? "memory" : "arithmetic", memory ? share : arith);
     fflush(stdout);
     attn_close(&c);
     pool_close(c.pool);
@@ -219,7 +246,7 @@ int main(int argc, char **argv) {
     if (o.reps < 1 || o.reps > 64 || o.mib < 1) return 2;
     enum isa isa;
     if (isa_choose(&isa, o.isa)) die("--isa");
-    printf("kind,isa,threads,type,head_dim,g,n_tok,positions,n_kv,median_s,best_s,kv_gbps,of_dram,gflops,fma_peak_gflops\n");
+    printf("kind,isa,threads,type,head_dim,g,n_tok,positions,n_kv,median_s,best_s,kv_gbps,of_dram,gflops,fma_peak_gflops,of_arithmetic,bound,of_bound\n");
     for (int t = 0; t < o.n_threads; t++)
         for (int d = 0; d < o.n_dims; d++)
             for (int g = 0; g < o.n_groups; g++)

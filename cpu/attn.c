@@ -99,7 +99,7 @@ static size_t take(size_t *at, size_t bytes) {
 /* Lays out the queries of a block at base (NULL: only the size). */
 static size_t queries_layout(struct attn_rows *b, unsigned char *base, int dim) {
     size_t at = 0, d = align_up((size_t)dim, 32);
-    size_t packed = (BLOCK_ROWS / 4 + 1) * ATTN_TILE_MAX; /* the smallest tile has 4 rows, each is packed with 8 */
+    size_t packed = (BLOCK_ROWS / 4 + 1) * ATTN_TILE_MAX; /* the smallest tile has 4 rows, each is packed with ATTN_TILE_MAX */
     TAKE(b->tile_row, ATTN_MAX_TILES + 1);
     TAKE(b->lo, BLOCK_ROWS);
     TAKE(b->hi, BLOCK_ROWS);
@@ -114,7 +114,7 @@ static size_t queries_layout(struct attn_rows *b, unsigned char *base, int dim) 
 static size_t worker_layout(struct worker_scratch *w, unsigned char *base, int dim) {
     size_t d = align_up((size_t)dim, 32), rows = BLOCK_ROWS, at = queries_layout(&w->rows, base, dim);
     TAKE(w->rows.s, rows * KV_PAGE);
-    TAKE(w->rows.ps, (size_t)2 * ATTN_TILE_MAX * KV_PAGE);
+    TAKE(w->rows.ps, (size_t)ATTN_TILE_MAX * KV_PAGE);
     TAKE(w->rows.alpha, rows);
     TAKE(w->rows.beta, rows);
     TAKE(w->rows.panel, 32 * (d > KV_PAGE ? d : KV_PAGE) + 32 * (d / KV_BLOCK));

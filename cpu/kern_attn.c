@@ -18,16 +18,17 @@
 enum { AHEAD_LEAST = 8 << 10 };
 enum { TM = ATTN_TILE_MAX, K_I16 = 1000, PANEL_F32 = 1001, WIDEN_FROM = 3, PANEL_POS = 32, PANEL_DIMS = 32, CHUNK_POS = 64 };
 
-/* Rows of a tile, and vectors side by side for r rows: 16 or more accumulators hide the latency of FMA, and two thirds of
- * the registers hold them. In the two-register build a vector is two registers. */
+/* Rows of a tile, and vectors side by side for r rows: accumulators fill the registers, less what is being multiplied. Few
+ * rows do not keep all multipliers busy, but wait for memory; more streams of it would make them wait longer. In the
+ * two-register build a vector is two registers. */
 #if defined(LH_ISA_avx512)
-enum { TILE = 8 };
-#define K_VECS(r) ((r) <= 4 ? 4 : 2)
-#define V_VECS(r) ((r) <= 2 ? 4 : 2)
+enum { TILE = 12 };
+#define K_VECS(r) 2
+#define V_VECS(r) 2
 #elif defined(LH_ISA_avx2)
 enum { TILE = 6 };
-#define K_VECS(r) ((r) == 1 ? 4 : (r) <= 3 ? 2 : 1)
-#define V_VECS(r) ((r) == 1 ? 4 : (r) <= 3 ? 2 : 1)
+#define K_VECS(r) ((r) <= 3 ? 2 : 1)
+#define V_VECS(r) ((r) <= 3 ? 2 : 1)
 #else
 enum { TILE = 4 };
 #define K_VECS(r) ((r) == 1 ? 2 : 1)
@@ -45,13 +46,11 @@ struct k_src {
     ptrdiff_t s_ahead; /* from the scales of K to those of V, which are few and wanted from the start */
 };
 
-/* How far ahead memory is asked for K and V: far enough for its latency, and at least the pieces of a plane that are used
- * side by side: four groups of K, two blocks of V. More would leave requests unanswered in bursts: prefetches are dropped
- * when too many are under way. */
+/* How far ahead memory is asked for K and V: far enough for its latency, and at least the two groups of K that are used side
+ * by side. A core drops prefetches when too many are under way, so more would not help. */
 static ptrdiff_t ahead_bytes(const struct kv_layer *l) {
-    size_t k = l->ks_off / (KV_PAGE / KV_LANES) * 4, v = (l->vs_off - l->v_off) / (size_t)((l->head_dim_v + KV_BLOCK - 1) / KV_BLOCK) * 2;
-    size_t most = k > v ? k : v;
-    return (ptrdiff_t)(most > AHEAD_LEAST ? most : AHEAD_LEAST);
+    size_t two = l->ks_off / (KV_PAGE / KV_LANES) * 2;
+    return (ptrdiff_t)(two > AHEAD_LEAST ? two : AHEAD_LEAST);
 }
 
 static struct k_src k_page(const struct kv_layer *l, const unsigned char *head) {
@@ -72,11 +71,11 @@ INLINE vf load_plain(int type, const unsigned char *p) {
 /* s[r][first .. first + 16*NV) of R rows, plain K. q: [dim][TM]. */
 INLINE void score_plain(const int R, const int NV, const int type, const struct k_src *k, const float *q, int dim, float *s,
                         int first) {
-    vf acc[TM][8];
+    vf acc[TM][2];
     const unsigned char *p = k->p + (size_t)(first / VLEN) * k->vec;
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < NV; v++) acc[r][v] = vf_zero();
     for (int d = 0; d < dim; d++, p += k->step, q += TM) {
-        vf x[8];
+        vf x[2];
         UNROLL for (int v = 0; v < NV; v++) {
             x[v] = load_plain(type, p + (size_t)v * k->vec);
             /* Two dims of a 16-bit type share a line. */
@@ -111,15 +110,15 @@ INLINE int unpack_pairs(int type, vi *pair, const unsigned char *p) {
 INLINE void score_quant(const int R, const int NV, const int type, const struct k_src *k, const int32_t *qi, const float *qs,
                         const int32_t *qsum, int dim, float *s, int first) {
     const int pairs = type == K_I16 ? 1 : type == QT_Q8_0 ? 2 : 4;
-    vf acc[TM][8];
+    vf acc[TM][2];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < NV; v++) acc[r][v] = vf_zero();
     const unsigned char *p = k->p + (size_t)(first / VLEN) * k->vec, *sc = k->s + (size_t)(first / VLEN) * k->s_vec;
     for (int b = 0; b < dim / KV_BLOCK; b++, sc += k->s_step, qs += TM, qsum += TM) {
-        vi sum[TM][8];
+        vi sum[TM][2];
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < NV; v++)
             sum[r][v] = type == QT_Q4_0 ? vi_set1(-8 * qsum[r]) : vi_zero();
         for (int w = 0; w < KV_BLOCK / 2 / pairs; w++, p += k->step, qi += pairs * TM) {
-            vi x[8][4];
+            vi x[2][4];
             UNROLL for (int v = 0; v < NV; v++) {
                 unpack_pairs(type, x[v], p + (size_t)v * k->vec);
                 if (type != K_I16) prefetch(p + (size_t)v * k->vec, k->ahead);
@@ -143,12 +142,14 @@ INLINE void score_quant(const int R, const int NV, const int type, const struct 
  * position where k starts. */
 INLINE void score_span(const int R, const int type, const struct attn_rows *b, int tile, const struct k_src *k, int from, int to,
                        int base) {
-    const int NV = type != PANEL_F32 && type != K_I16 ? K_VECS(R) : K_VECS(R) * VLEN > PANEL_POS ? PANEL_POS / VLEN : K_VECS(R);
+    /* Integers and their sums in f32 share the registers. */
+    const bool plain = type == QT_F32 || type == QT_F16 || type == QT_BF16 || type == PANEL_F32;
+    const int NV = !plain && R > 6 ? 1 : K_VECS(R);
     int dim = b->layer->head_dim_k, step = NV * VLEN;
     float *s = b->s + (size_t)b->tile_row[tile] * KV_PAGE + base;
     size_t blocks = (size_t)tile * (size_t)(dim / KV_BLOCK) * TM;
     for (int first = from / step * step; first < to; first += step) {
-        if (type == QT_F32 || type == QT_F16 || type == QT_BF16 || type == PANEL_F32)
+        if (plain)
             score_plain(R, NV, type, k, b->q + (size_t)tile * (size_t)dim * TM, dim, s, first);
         else
             score_quant(R, NV, type, k, b->qi + (size_t)tile * (size_t)(dim / 2) * TM, b->qs + blocks, b->qsum + blocks, dim, s, first);
@@ -156,7 +157,8 @@ INLINE void score_span(const int R, const int type, const struct attn_rows *b, i
 }
 
 #if defined(LH_ISA_avx512)
-#define ROW_CASES(CALL) CALL(1) CALL(2) CALL(3) CALL(4) CALL(5) CALL(6) CALL(7) CALL(8)
+#define ROW_CASES(CALL) CALL(1) CALL(2) CALL(3) CALL(4) CALL(5) CALL(6) CALL(7) CALL(8) CALL(9) CALL(10) \
+    CALL(11) CALL(12)
 #elif defined(LH_ISA_avx2)
 #define ROW_CASES(CALL) CALL(1) CALL(2) CALL(3) CALL(4) CALL(5) CALL(6)
 #else
@@ -353,24 +355,21 @@ static struct v_src v_page(const struct attn_rows *b, const unsigned char *head,
                           .narrow = n_col % 2 ? n_col - 1 : -1};
 }
 
+/* 16 values of V; codes of Q4_0 as they are, 8 too large. */
 INLINE vf load_v(const int type, const unsigned char *p, int odd) {
     if (type == QT_Q8_0) return vf_from_i8((const int8_t *)p);
     if (type == QT_Q4_0) {
         vi w = vi_from_u8(p);
-#if defined(LH_ISA_avx512)
-        /* The low four bits of an index choose: mask, conversion and offset in one. */
-        vf code = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-        return _mm512_permutexvar_ps(odd ? vi_shr(w, 4) : w, code);
-#endif
-        return vf_sub(vf_from_vi(odd ? vi_shr(w, 4) : vi_and(w, vi_set1(15))), vf_set1(8));
+        return vf_from_vi(odd ? vi_shr(w, 4) : vi_and(w, vi_set1(15)));
     }
     return load_plain(type, p);
 }
 
-/* A tile's share of the output: p[r][i] of column c at p + c/2 * p_block. */
+/* A tile's share of the output. */
 struct out_arg {
-    const float *p, *alpha, *beta;
-    size_t p_block, o_row;
+    const float *p, *alpha, *beta; /* p: [R][KV_PAGE] */
+    const float *start;            /* [R] where the sums start: -8 * sum of p for Q4_0 */
+    size_t o_row;
     float *o;
     struct span u;
 };
@@ -378,23 +377,22 @@ struct out_arg {
 /* o[r][16*NC dims from col] = o * alpha + beta * sum over the span of p[r][i] v[i]. */
 INLINE void out_cols(const int R, const int NC, const int type, const struct v_src *v, int col, const struct out_arg *a) {
     const int per_line = type == QT_Q4_0 ? 4 : type == QT_Q8_0 ? 2 : 1; /* positions whose 32 dims share 64 bytes */
-    vf acc[TM][4];
-    const unsigned char *at[4];
+    vf acc[TM][2];
+    const unsigned char *at[2];
     size_t row = col == v->narrow ? v->row / 2 : v->row;
     UNROLL for (int c = 0; c < NC; c++)
         at[c] = v->p + (size_t)((col + c) / 2) * v->block + (size_t)((col + c) % 2) * v->half + (size_t)a->u.from * row;
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < NC; c++) acc[r][c] = vf_zero();
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < NC; c++) acc[r][c] = vf_set1(a->start[r]);
     for (int i = a->u.from; i < a->u.to; i++) {
-        vf x[4];
+        vf x[2];
         UNROLL for (int c = 0; c < NC; c++) {
             x[c] = load_v(type, at[c], NC == 1 ? col % 2 : c % 2);
             if (type != PANEL_F32 && (type == QT_F32 || (NC == 1 ? col : c) % 2 == 0) && i % per_line == 0) prefetch(at[c], v->ahead);
             at[c] += row;
         }
-        UNROLL for (int r = 0; r < R; r++) UNROLL for (int h = 0; h < (NC + 1) / 2; h++) {
-            vf y = vf_set1(a->p[(size_t)h * a->p_block + (size_t)r * KV_PAGE + (size_t)i]);
-            UNROLL for (int c = 0; c < NC; c++)
-                if (c / 2 == h) acc[r][c] = vf_fma(y, x[c], acc[r][c]);
+        UNROLL for (int r = 0; r < R; r++) {
+            vf y = vf_set1(a->p[(size_t)r * KV_PAGE + (size_t)i]);
+            UNROLL for (int c = 0; c < NC; c++) acc[r][c] = vf_fma(y, x[c], acc[r][c]);
         }
     }
     UNROLL for (int r = 0; r < R; r++) {
@@ -406,17 +404,22 @@ INLINE void out_cols(const int R, const int NC, const int type, const struct v_s
     }
 }
 
-/* ps[h][r][i] = p[r][i] * scale of V block + h. */
-INLINE void scale_p(const int R, const struct attn_rows *b, const unsigned char *head, const float *p, int block, int n,
-                    struct span u) {
-    for (int h = 0; h < n; h++) {
-        const uint16_t *d = (const uint16_t *)(head + b->layer->vs_off) + (size_t)(block + h) * KV_PAGE;
-        float *out = b->ps + (size_t)h * TM * KV_PAGE;
-        for (int i = u.from / VLEN * VLEN; i < u.to; i += VLEN) {
-            vf s = vf_from_f16(d + i);
-            UNROLL for (int r = 0; r < R; r++) vf_store(out + r * KV_PAGE + i, vf_mul(vf_load(p + r * KV_PAGE + i), s));
+/* ps[r][i] = p[r][i] * scale of V block, and -bias times their sums. */
+INLINE void scale_p(const int R, const struct attn_rows *b, const unsigned char *head, const float *p, int block, struct span u,
+                    float *start) {
+    const uint16_t *d = (const uint16_t *)(head + b->layer->vs_off) + (size_t)block * KV_PAGE;
+    float bias = b->layer->type_v == QT_Q4_0 ? 8 : 0;
+    vf sum[TM];
+    UNROLL for (int r = 0; r < R; r++) sum[r] = vf_zero();
+    for (int i = u.from / VLEN * VLEN; i < u.to; i += VLEN) {
+        vf s = vf_from_f16(d + i);
+        UNROLL for (int r = 0; r < R; r++) {
+            vf y = vf_load(p + r * KV_PAGE + i), x = vf_select_lt(vf_zero(), y, vf_mul(y, s), vf_zero()); /* s may be NaN where y is 0 */
+            vf_store(b->ps + r * KV_PAGE + i, x);
+            sum[r] = vf_add(sum[r], x);
         }
     }
+    UNROLL for (int r = 0; r < R; r++) start[r] = -bias * vf_sum(sum[r]);
 }
 
 /* Columns col .. end (col even) of a tile of R rows, in groups of V_VECS(R). */
@@ -426,15 +429,11 @@ INLINE void out_span(const int R, const int type, const struct attn_rows *b, int
     bool scaled = b->layer->type_v == QT_Q8_0 || b->layer->type_v == QT_Q4_0;
     size_t row = (size_t)b->tile_row[tile];
     const float *p = b->s + row * KV_PAGE;
-    struct out_arg a = {.p = scaled ? b->ps : p, .alpha = b->alpha + row, .beta = b->beta + row, .p_block = scaled ? (size_t)TM * KV_PAGE : 0,
-                        .o_row = (size_t)b->dim_o, .o = b->o + row * (size_t)b->dim_o, .u = u};
+    float start[TM] = {0};
+    struct out_arg a = {.start = start, .p = scaled ? b->ps : p, .alpha = b->alpha + row, .beta = b->beta + row, .o_row = (size_t)b->dim_o, .o = b->o + row * (size_t)b->dim_o, .u = u};
     while (col < end) {
-        bool four = NC == 4 && end - col >= 4;
-        if (scaled) scale_p(R, b, head, p, col / 2, four ? 2 : 1, u);
-        if (four) {
-            out_cols(R, NC == 4 ? 4 : 1, type, v, col, &a);
-            col += 4;
-        } else if (NC >= 2 && end - col >= 2) {
+        if (scaled) scale_p(R, b, head, p, col / 2, u, start);
+        if (NC >= 2 && end - col >= 2) {
             out_cols(R, NC >= 2 ? 2 : 1, type, v, col, &a);
             col += 2;
         } else { /* one column at a time; both of a block share the scaled p */
@@ -490,7 +489,7 @@ INLINE void widen_cols(const int type, const struct v_src *v, float *panel, int 
     }
 }
 
-/* Columns col .. col + n (n <= 2) as f32 (codes where V is quantised: the scales go into p). */
+/* Columns col .. col + n (n <= 2) as f32 (codes as from load_v where V is quantised: the scales go into p). */
 static struct v_src widen_v(const struct attn_rows *b, const struct v_src *v, int col, int n, struct span u) {
     switch (b->layer->type_v) {
     case QT_F32: widen_cols(QT_F32, v, b->panel, col, n, u); break;

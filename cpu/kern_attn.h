@@ -12,7 +12,7 @@
 #include "core/kv.h"
 #include "cpu/impl.h"
 
-enum { ATTN_TILE_MAX = 8, ATTN_MAX_TILES = 48 };
+enum { ATTN_TILE_MAX = 12, ATTN_MAX_TILES = 48 };
 
 /* A block of rows. All arrays belong to the worker and are 64-byte aligned. */
 struct attn_rows {
@@ -26,7 +26,7 @@ struct attn_rows {
     float *qs;          /* [n_tile][head_dim_k/32][ATTN_TILE_MAX] scale of those, times scale * log2(e) */
     int32_t *qsum;      /* same shape: sum of the 32 i16 */
     float *s;           /* [n_row][KV_PAGE] scores, then p */
-    float *ps;          /* [2][ATTN_TILE_MAX][KV_PAGE] p times the scales of a V block */
+    float *ps;          /* [ATTN_TILE_MAX][KV_PAGE] p times the scales of a V block */
     float *alpha;       /* [n_row] what the page multiplies o and l of earlier pages with, */
     float *beta;        /* [n_row] and its own */
     float *panel;       /* [32 * max(KV_PAGE, head_dim_k)]: widened K or V */
