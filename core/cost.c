@@ -100,8 +100,8 @@ static int route(struct ops *o, int32_t *ids, float *w, const float *logits, int
 static int experts(struct ops *o, const struct experts_args *a) {
     struct cost *c = cost_of(o);
     double one = home_bytes(&a->gate) + home_bytes(&a->up) + home_bytes(&a->down);
-    double touched = (double)a->n_used * a->n_tok;
-    c->weight_bytes += one * (touched < a->n_expert ? touched : a->n_expert);
+    double held = a->n_held ? a->n_held : a->n_expert, touched = (double)a->n_used * a->n_tok * held / a->n_expert;
+    c->weight_bytes += one * (touched < held ? touched : held);
     c->matmul_flops += 6.0 * (double)a->gate.rows * (double)a->gate.cols * touched;
     return act(o, 2.0 * a->n_tok * (double)a->gate.cols + 3.0 * touched * (double)a->gate.rows);
 }

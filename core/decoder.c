@@ -255,7 +255,7 @@ static int expert_part(struct decoder *d, int il, float *y, const struct ffn_par
     const struct layer *l = &m->layers[il];
     struct ops *o = d->ops;
     struct experts_args e = {.y = y, .x = d->h, .ids = d->expert_ids, .weight = d->expert_w, .n_tok = n,
-                             .n_used = m->n_expert_used, .n_expert = m->n_expert, .act = m->act,
+                             .n_used = m->n_expert_used, .n_expert = m->n_expert, .first = p->expert0, .n_held = p->n_expert, .act = m->act,
                              .gate = mat_of(&l->t[LT_MOE_GATE], p->gate),
                              .up = mat_of(&l->t[LT_MOE_UP], p->up),
                              .down = mat_of(&l->t[LT_MOE_DOWN], p->down)};

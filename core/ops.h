@@ -118,14 +118,16 @@ struct delta_args {
     float eps;
 };
 
-/* Expert FFN of n_tok tokens: y = sum over chosen experts of weight * down(act(gate x) * up x). */
+/* Expert FFN of n_tok tokens: y = sum over chosen experts of weight * down(act(gate x) * up x); of those that the stacks hold,
+ * n_held from number `first` on, where they hold only some: others add nothing. */
 struct experts_args {
     float *y;            /* [n_tok, dim], overwritten */
     const float *x;      /* [n_tok, dim] */
     const int32_t *ids;  /* [n_tok, n_used] */
     const float *weight; /* [n_tok, n_used] */
     int n_tok, n_used, n_expert;
-    /* Expert e of a stack is the mat with data = stack.data + e * strip_bytes(type, rows, cols). */
+    int first, n_held; /* n_held 0: all n_expert, first is 0 */
+    /* Expert e of a stack is the mat with data = stack.data + (e - first) * strip_bytes(type, rows, cols). */
     struct mat gate, up, down;
     enum act act;
 };

@@ -54,7 +54,9 @@ size_t experts_scratch_bytes(const struct cpu_opts *o) {
     return place_arrays(&a, &o->limits) ? a.bytes + sizeof(struct experts_state) : SIZE_MAX;
 }
 
-/* Choices sorted by expert, within an expert by token. */
+static bool is_held(const struct experts_args *a, int e) { return !a->n_held || (e >= a->first && e < a->first + a->n_held); }
+
+/* Choices sorted by expert, within an expert by token; those of experts that are not held are left out. */
 static int sort_choices(struct experts_state *s, const struct experts_args *a, int t0, int n_tok) {
     const int32_t *ids = a->ids + (int64_t)t0 * a->n_used;
     int n = n_tok * a->n_used;
@@ -62,10 +64,11 @@ static int sort_choices(struct experts_state *s, const struct experts_args *a, i
     for (int i = 0; i < n; i++) {
         if (ids[i] < 0 || ids[i] >= a->n_expert)
             return err_set(ERR_ARG, "experts: expert %d of %d was chosen", ids[i], a->n_expert);
-        s->first[ids[i] + 1]++;
+        s->first[ids[i] + 1] += is_held(a, ids[i]);
     }
     for (int e = 0; e < a->n_expert; e++) s->first[e + 1] += s->first[e];
     for (int i = 0; i < n; i++) {
+        if (!is_held(a, ids[i])) continue;
         int32_t at = s->first[ids[i]]++; /* moves each start to the next one's, put back below */
         s->choice[at] = t0 * a->n_used + i;
         s->token[at] = t0 + i / a->n_used;
@@ -76,7 +79,7 @@ static int sort_choices(struct experts_state *s, const struct experts_args *a, i
 }
 
 /* Matrix of expert e in a stack. */
-static struct mat expert_mat(const struct mat *stack, size_t bytes, int e) {
+static struct mat expert_mat(const struct mat *stack, size_t bytes, int e) { /* the e-th that is held */
     struct mat m = *stack;
     m.data = (const uint8_t *)stack->data + (size_t)e * bytes;
     return m;
@@ -117,9 +120,9 @@ static int run_batch(struct cpu *c, const struct experts_args *a, const struct s
         void *x = (uint8_t *)s->x + (size_t)(i - begin) * in_bytes;
         s->prepares[n] = (struct prepare){x, a->x, s->token + i, dim, next - i, a->gate.type};
         s->products[2 * n] = (struct product){
-            .w = expert_mat(&a->gate, b->gate, e), .x = x, .n_tok = next - i, .y = s->gate + (i - begin) * n_ff};
+            .w = expert_mat(&a->gate, b->gate, e - a->first), .x = x, .n_tok = next - i, .y = s->gate + (i - begin) * n_ff};
         s->products[2 * n + 1] = (struct product){
-            .w = expert_mat(&a->up, b->up, e), .x = x, .n_tok = next - i, .y = s->up + (i - begin) * n_ff};
+            .w = expert_mat(&a->up, b->up, e - a->first), .x = x, .n_tok = next - i, .y = s->up + (i - begin) * n_ff};
     }
     prepare_run(c, s->prepares, n);
     int rc = products_run(c, s->products, 2 * n);
@@ -132,7 +135,7 @@ static int run_batch(struct cpu *c, const struct experts_args *a, const struct s
         void *x = (uint8_t *)s->x + (size_t)(i - begin) * mid_bytes;
         s->prepares[n] = (struct prepare){x, s->gate + (i - begin) * n_ff, NULL, n_ff, next - i, a->down.type};
         s->products[n] = (struct product){
-            .w = expert_mat(&a->down, b->down, e), .x = x, .n_tok = next - i, .y = s->up + (i - begin) * dim};
+            .w = expert_mat(&a->down, b->down, e - a->first), .x = x, .n_tok = next - i, .y = s->up + (i - begin) * dim};
     }
     prepare_run(c, s->prepares, n);
     rc = products_run(c, s->products, n);
@@ -143,6 +146,8 @@ static int run_batch(struct cpu *c, const struct experts_args *a, const struct s
 
 static int check_experts(const struct cpu *c, const struct experts_args *a, struct stack_bytes *b) {
     const struct ops_limits *l = &c->opts.limits;
+    if (a->first < 0 || a->n_held < 0 || a->first > a->n_expert - a->n_held || (!a->n_held && a->first))
+        return err_set(ERR_ARG, "experts: %d from number %d on of %d are held", a->n_held, a->first, a->n_expert);
     if (a->n_tok < 0 || a->n_tok > l->n_tok || a->n_expert < 1 || a->n_expert > l->n_expert || a->n_used < 1 ||
         a->n_used > l->n_expert_used)
         return err_set(ERR_ARG, "experts: %d tokens, %d of %d experts (opened for %d, %d of %d)", a->n_tok, a->n_used,
@@ -171,8 +176,9 @@ static int op_experts(struct ops *o, const struct experts_args *a) {
     if (rc) return rc;
     memset(a->y, 0, (size_t)a->n_tok * (size_t)a->gate.cols * sizeof *a->y);
     for (int t = 0; t < a->n_tok; t += c->matmul->n_tok) {
-        int n_tok = a->n_tok - t < c->matmul->n_tok ? a->n_tok - t : c->matmul->n_tok, n = n_tok * a->n_used;
+        int n_tok = a->n_tok - t < c->matmul->n_tok ? a->n_tok - t : c->matmul->n_tok;
         rc = sort_choices(s, a, t, n_tok);
+        int n = rc ? 0 : s->first[a->n_expert];
         for (int i = 0; i < n && !rc; i += s->cap) rc = run_batch(c, a, &b, i, i + s->cap < n ? i + s->cap : n);
         if (rc) return rc;
     }

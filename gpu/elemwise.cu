@@ -157,11 +157,13 @@ static __global__ void route_k(int32_t *ids, float *weight, const float *logits,
         for (int k = 0; k < n_used; k++) weight[(int64_t)t * n_used + k] /= normalise ? chosen : all;
 }
 
-static __global__ void expert_sum_k(float *y, const float *part, const float *weight, int n_used, int64_t dim) {
+/* held: ?negative where the choice's expert is elsewhere. */
+static __global__ void expert_sum_k(float *y, const float *part, const float *weight, const int32_t *held, int n_used, int64_t dim) {
     int64_t i = (int64_t)blockIdx.y * blockDim.x + threadIdx.x, t = blockIdx.x; /* tokens in x: y ends at 65,535 */
     if (i >= dim) return;
     float s = 0;
-    for (int k = 0; k < n_used; k++) s = fmaf(weight[t * n_used + k], part[(t * n_used + k) * dim + i], s);
+    for (int k = 0; k < n_used; k++)
+        if (!held || held[t * n_used + k] >= 0) s = fmaf(weight[t * n_used + k], part[(t * n_used + k) * dim + i], s);
     y[t * dim + i] = s;
 }
 
@@ -253,9 +255,9 @@ cudaError_t route_launch(int32_t *ids, float *weight, const float *logits, int n
                       normalise);
 }
 
-cudaError_t expert_sum_launch(float *y, const float *part, const float *weight, int n_tok, int n_used, int64_t dim,
+cudaError_t expert_sum_launch(float *y, const float *part, const float *weight, const int32_t *held, int n_tok, int n_used, int64_t dim,
                               cudaStream_t st) {
     GPU_COST(4.0 * n_tok * (n_used + 1) * dim, 2.0 * n_tok * n_used * dim, GPU_UNIT_F32);
     return GPU_LAUNCH(expert_sum_k, dim3((unsigned)n_tok, (unsigned)((dim + FLAT - 1) / FLAT)), dim3(FLAT), 0, st, y,
-                      part, weight, n_used, dim);
+                      part, weight, held, n_used, dim);
 }

@@ -9,6 +9,15 @@
 /* A block makes 128 rows x 64 choices of one expert in steps of 32 columns; 8 warps, 32 x 32 each. */
 enum { ROWS = 128, COLS = 64, STEP = 32, THREADS = 256, GROUP_THREADS = 128 };
 
+/* Numbers among the n_held experts from `first` on, -1: elsewhere. */
+static __global__ void held_k(int32_t *to, const int32_t *ids, int n_choice, int n_expert, int first, int n_held, unsigned long long *bad) {
+    int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= n_choice) return;
+    int e = ids[i];
+    if (e < 0 || e >= n_expert) atomicMin(bad, 0ull);
+    to[i] = e >= first && e < first + n_held ? e - first : -1;
+}
+
 static __device__ __forceinline__ int expert_of(int id, int n_expert) { return id < 0 || id >= n_expert ? 0 : id; }
 
 /* A warp per expert counts the choices of smaller experts, then lists its own. Bound by reading ids, which stay in cache. */
@@ -18,14 +27,15 @@ static __global__ void __launch_bounds__(GROUP_THREADS)
     if (e >= n_expert) return; /* whole warps */
     int less = 0;
     for (int i = lane; i < n_choice; i += 32) {
+        if (!bad && ids[i] < 0) continue;
         less += expert_of(ids[i], n_expert) < e;
-        if (e == 0 && (ids[i] < 0 || ids[i] >= n_expert)) atomicMin(bad, 0ull);
+        if (bad && e == 0 && (ids[i] < 0 || ids[i] >= n_expert)) atomicMin(bad, 0ull);
     }
     int at = warp_sum(less);
     if (lane == 0) starts[e] = at;
     for (int base = 0; base < n_choice; base += 32) {
         int i = base + lane;
-        bool mine = i < n_choice && expert_of(ids[i], n_expert) == e;
+        bool mine = i < n_choice && (bad || ids[i] >= 0) && expert_of(ids[i], n_expert) == e;
         unsigned all = __ballot_sync(FULL_MASK, mine);
         if (mine) list[at + __popc(all & ((1u << lane) - 1))] = i;
         at += __popc(all);
@@ -138,6 +148,13 @@ static __global__ void __launch_bounds__(THREADS) expert_gemm_k(struct expert_ge
             }
             __syncwarp();
         }
+}
+
+cudaError_t expert_held_launch(int32_t *to, const int32_t *ids, int n_choice, int n_expert, int first, int n_held, unsigned long long *bad,
+                               cudaStream_t st) {
+    GPU_COST(8.0 * n_choice, 2.0 * n_choice, GPU_UNIT_F32);
+    return GPU_LAUNCH(held_k, dim3((unsigned)((n_choice + GROUP_THREADS - 1) / GROUP_THREADS)), dim3(GROUP_THREADS), 0, st, to, ids, n_choice,
+                      n_expert, first, n_held, bad);
 }
 
 cudaError_t expert_group_launch(int *starts, int *list, const int32_t *ids, int n_choice, int n_expert,

@@ -49,7 +49,7 @@ cudaError_t rope_launch(float *x, int n_tok, int n_head, int head_dim, const flo
 cudaError_t route_launch(int32_t *ids, float *weight, const float *logits, int n_tok, int n_expert, int n_used, int normalise,
                          cudaStream_t st);
 /* y[t] = sum over k of weight[t, k] * part[t * n_used + k]. */
-cudaError_t expert_sum_launch(float *y, const float *part, const float *weight, int n_tok, int n_used, int64_t dim,
+cudaError_t expert_sum_launch(float *y, const float *part, const float *weight, const int32_t *held, int n_tok, int n_used, int64_t dim,
                               cudaStream_t st);
 
 /* --- matvec.cu ----------------------------------------------------------------------------------------------------------- */
@@ -68,7 +68,7 @@ struct matvec_args {
     const int32_t *ids;      /* ?[n_col] */
     int x_div, n_expert;
     size_t expert_bytes;     /* from one matrix of the stack to the next */
-    unsigned long long *bad; /* becomes 0 when an expert does not exist */
+    unsigned long long *bad; /* becomes 0 when an expert does not exist. NULL: a negative id is an expert elsewhere, y is 0 */
 };
 cudaError_t matvec_launch(const struct matvec_args *a, cudaStream_t st);
 /* n_block blocks of 32 elements, all tokens one after the other. */
@@ -96,8 +96,12 @@ cudaError_t gemm_finish_launch(float *y, int64_t ld, int64_t n_row, int n_tok, c
 
 /* --- experts.cu ---------------------------------------------------------------------------------------------------------- */
 
+/* to[choice] = the number of its expert among the n_held from `first` on, -1: elsewhere. An expert that does not exist: *bad
+ * becomes 0. */
+cudaError_t expert_held_launch(int32_t *to, const int32_t *ids, int n_choice, int n_expert, int first, int n_held, unsigned long long *bad,
+                               cudaStream_t st);
 /* Choices by expert: expert e has list[starts[e] .. starts[e + 1]], in order. An expert that does not exist: *bad becomes 0,
- * and the choice counts as one of expert 0. */
+ * and the choice counts as one of expert 0. bad NULL: choices of a negative expert are left out. */
 cudaError_t expert_group_launch(int *starts, int *list, const int32_t *ids, int n_choice, int n_expert,
                                 unsigned long long *bad, cudaStream_t st);
 

@@ -84,7 +84,7 @@ struct place {
     int col0, n_col;
 };
 enum { GRID_Y = 65535 };
-/* False: the block is one of the last layer of z that has no columns. */
+/* False: the block has nothing to do: one of the last layer of z without columns, or a choice whose expert is elsewhere. */
 template <int NC> static __device__ __forceinline__ bool find_place(place &p, const struct matvec_args &a) {
     p.strip = a.w.data + (size_t)blockIdx.x * a.w.strip_bytes;
     const int64_t col0 = ((int64_t)blockIdx.z * GRID_Y + blockIdx.y) * NC;
@@ -95,6 +95,11 @@ template <int NC> static __device__ __forceinline__ bool find_place(place &p, co
     for (int c = 0; c < NC; c++) p.x_col[c] = p.col0 + min(c, p.n_col - 1);
     if (!a.ids) return true;
     int e = a.ids[p.col0];
+    if (e < 0 && !a.bad) { /* held elsewhere: 0, so that what follows has no NaN to convert */
+        int64_t row = (int64_t)blockIdx.x * STRIP_ROWS + threadIdx.x;
+        if (threadIdx.x < STRIP_ROWS && row < a.w.rows) a.y[(int64_t)p.col0 * a.w.rows + row] = 0;
+        return false;
+    }
     if (e < 0 || e >= a.n_expert) {
         e = 0;
         if (threadIdx.x == 0) atomicMin(a.bad, 0ull);

@@ -21,6 +21,7 @@ struct gpu_ops {
     struct gpu_stream *stream;
     struct ops_limits limits;
     struct gpu_xq *d_xq;        /* [n_choice, cols / 32] quantised inputs */
+    int32_t *d_held;            /* [n_choice] experts of choices among those that are held */
     float *d_gate, *d_up;       /* [n_choice, cols] of experts; up takes the output of down as well */
     float *d_part;              /* attention: [ATTN_TOKENS * n_head, runs, head_dim + 2] */
     void *d_delta;              /* Gated DeltaNet layers in chunks */
@@ -176,6 +177,8 @@ static int op_matmul(struct ops *ops, const struct matmul *m) {
 
 static int check_experts(const struct gpu_ops *o, const struct experts_args *a) {
     const struct ops_limits *l = &o->limits;
+    if (a->first < 0 || a->n_held < 0 || a->first > a->n_expert - a->n_held || (!a->n_held && a->first))
+        return err_set(ERR_ARG, "experts: %d from number %d on of %d are held", a->n_held, a->first, a->n_expert);
     if (a->n_tok < 1 || a->n_tok > l->n_tok || a->n_expert < 1 || a->n_expert > l->n_expert || a->n_used < 1 ||
         a->n_used > l->n_expert_used)
         return err_set(ERR_ARG, "experts: %d tokens, %d of %d experts (opened for %d, %d of %d)", a->n_tok, a->n_used,
@@ -196,7 +199,7 @@ static size_t expert_bytes(const struct gpu_mat *w) {
 static int choice_product(struct gpu_ops *o, float *y, const struct gpu_mat *w, const float *x, const struct experts_args *a, int x_div,
                           enum gpu_gemm_input input) {
     struct matvec_args v = {.w = *w, .xq = o->d_xq, .x = x, .y = y, .n_col = (int64_t)a->n_tok * a->n_used, .ids = a->ids,
-                            .x_div = x_div, .n_expert = a->n_expert, .expert_bytes = expert_bytes(w), .bad = o->d_bad + BAD_EXPERT};
+                            .x_div = x_div, .n_expert = a->n_expert, .expert_bytes = expert_bytes(w), .bad = a->ids == o->d_held ? NULL : o->d_bad + BAD_EXPERT};
     int rc = is_plain(w->type) || input == GEMM_SAME_ROWS ? 0 : quantise(o, x, v.n_col / x_div, w->cols);
     return rc ? rc : launched(o, matvec_launch(&v, o->stream->s), "experts");
 }
@@ -208,18 +211,37 @@ static bool is_grouped(const struct experts_args *a, const struct gpu_mat *w) {
     return w->type != QT_F32 && a->n_tok >= PREFILL_MIN_TOK && (int64_t)a->n_tok * a->n_used >= 4 * (int64_t)a->n_expert;
 }
 
-static int op_experts(struct ops *ops, const struct experts_args *a) {
+/* Some of the experts only: their choices by new numbers, the others' negative. Products of many tokens leave those out, and
+ * what is not written must be no NaN. */
+static int take_held(struct gpu_ops *o, struct experts_args *held, const struct experts_args *a) {
+    const size_t n_choice = (size_t)a->n_tok * (size_t)a->n_used;
+    *held = *a;
+    if (!a->n_held || a->n_held == a->n_expert) return 0;
+    held->ids = o->d_held;
+    held->n_expert = a->n_held;
+    int rc = launched(o, expert_held_launch(o->d_held, a->ids, (int)n_choice, a->n_expert, a->first, a->n_held, o->d_bad + BAD_EXPERT, o->stream->s),
+                      "experts");
+    if (rc || a->n_tok < PREFILL_MIN_TOK) return rc;
+    rc = gpu_fill(o->stream, o->d_gate, 0, n_choice * (size_t)a->gate.rows * sizeof(float));
+    return rc ? rc : gpu_fill(o->stream, o->d_up, 0, n_choice * (size_t)a->gate.rows * sizeof(float));
+}
+
+static int op_experts(struct ops *ops, const struct experts_args *all) {
     struct gpu_ops *o = (struct gpu_ops *)ops;
     struct gpu_mat gate, up, down;
+    struct experts_args held;
+    const struct experts_args *a = &held;
     int rc = usable(o);
-    if (!rc) rc = check_experts(o, a);
+    if (!rc) rc = check_experts(o, all);
+    if (!rc) rc = take_held(o, &held, all);
     if (!rc) rc = mat_of(&gate, &a->gate);
     if (!rc) rc = mat_of(&up, &a->up);
     if (!rc) rc = mat_of(&down, &a->down);
     if (rc) return rc;
     const int n_choice = a->n_tok * a->n_used;
     const bool g = is_grouped(a, &gate), u = is_grouped(a, &up), d = is_grouped(a, &down);
-    if (g || u || d) rc = gpu_gemm_group(o->gemm, a->ids, n_choice, a->n_expert, o->d_bad + BAD_EXPERT);
+    const bool some = a->ids == o->d_held;
+    if (g || u || d) rc = gpu_gemm_group(o->gemm, a->ids, n_choice, a->n_expert, some ? NULL : o->d_bad + BAD_EXPERT);
     if (!rc)
         rc = g ? gpu_gemm_experts(o->gemm, o->d_gate, &gate, expert_bytes(&gate), a->x, a->n_tok, a->n_used, GEMM_NEW_ROWS)
                : choice_product(o, o->d_gate, &gate, a->x, a, a->n_used, GEMM_NEW_ROWS);
@@ -232,7 +254,7 @@ static int op_experts(struct ops *ops, const struct experts_args *a) {
         rc = d ? gpu_gemm_experts(o->gemm, o->d_up, &down, expert_bytes(&down), o->d_gate, n_choice, 1, GEMM_NEW_ROWS)
                : choice_product(o, o->d_up, &down, o->d_gate, a, 1, GEMM_NEW_ROWS);
     if (rc) return rc;
-    return launched(o, expert_sum_launch(a->y, o->d_up, a->weight, a->n_tok, a->n_used, gate.cols, o->stream->s), "experts");
+    return launched(o, expert_sum_launch(a->y, o->d_up, a->weight, some ? a->ids : NULL, a->n_tok, a->n_used, gate.cols, o->stream->s), "experts");
 }
 
 /* --- KV and attention ---------------------------------------------------------------------------------------------------- */
@@ -508,6 +530,7 @@ int gpu_ops_open(struct gpu_ops **out, struct gpu *g, struct gpu_arena *a, struc
         o->d_xq = (struct gpu_xq *)(void *)(p + at.xq);
         o->d_gate = (float *)(void *)(p + at.gate);
         o->d_up = (float *)(void *)(p + at.up);
+        o->d_held = (int32_t *)(void *)(p + at.held);
         o->d_part = (float *)(void *)(p + at.part);
         o->d_delta = p + at.delta;
         o->d_bad = (unsigned long long *)(void *)(p + at.bad);

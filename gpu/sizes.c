@@ -78,6 +78,7 @@ struct gpu_scratch gpu_scratch_of(const struct ops_limits *l) {
     s.xq = take(&s.bytes, size_mul3(n, cols / 32 + 1, sizeof(struct gpu_xq)));
     s.gate = take(&s.bytes, size_mul3(moe * n, cols, sizeof(float)));
     s.up = take(&s.bytes, size_mul3(moe * n, cols, sizeof(float)));
+    s.held = take(&s.bytes, size_mul3(moe * n, sizeof(int32_t), 1));
     s.part = take(&s.bytes, size_mul3((size_t)ATTN_TOKENS * (size_t)l->n_head, (size_t)attn_runs_at_most(l->n_ctx),
                                       ((size_t)l->head_dim + 2) * sizeof(float)));
     s.delta = take(&s.bytes, delta_work_bytes(l));

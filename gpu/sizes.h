@@ -64,7 +64,7 @@ struct gpu_attn_scratch gpu_attn_scratch_of(const struct ops_limits *l);
 
 /* Where each piece lies; sizes saturate at SIZE_MAX. */
 struct gpu_scratch {
-    size_t xq, gate, up, part, delta, bad;
+    size_t xq, gate, up, held, part, delta, bad;
     size_t blas;  /* cuBLAS's workspace */
     size_t pass;  /* of one call of many tokens, of gemm.c or of attention */
     size_t bytes;

@@ -109,10 +109,18 @@ size_t home_pageable_bytes(const struct home *h) { return h->copied > h->pinned 
 
 /* --- VRAM ---------------------------------------------------------------------------------------------------------------- */
 
+/* Groups of experts follow each other in the piece that the first of them takes. */
+static int carve(struct home *h, int i) {
+    size_t bytes = part_run(&h->parts, i);
+    if (bytes) return gpu_alloc(&h->at[i].d, h->arena_d, bytes, "weights");
+    h->at[i].d = (char *)h->at[i - 1].d + h->parts.v[i - 1].bytes;
+    return 0;
+}
+
 static int open_device(struct home *h) {
     int rc = 0;
     for (int i = 0; i < h->parts.n && !rc; i++)
-        if (part_fixed(&h->parts.v[i]) && h->parts.v[i].bytes) rc = gpu_alloc(&h->at[i].d, h->arena_d, h->parts.v[i].bytes, "weights");
+        if (part_fixed(&h->parts.v[i]) && h->parts.v[i].bytes) rc = carve(h, i);
     return rc;
 }
 
@@ -132,7 +140,7 @@ int home_enter(struct home *h, enum plan_phase_id phase, struct gpu_stream *s) {
     for (int i = 0; i < h->parts.n && !rc; i++) {
         const struct part *p = &h->parts.v[i];
         if (part_fixed(p) || p->place[phase] != PLAN_VRAM || !p->bytes) continue;
-        rc = gpu_alloc(&h->at[i].d, h->arena_d, p->bytes, "weights of this phase");
+        rc = carve(h, i);
         if (!rc) rc = copy_in(h, s, h->at[i].d, h->at[i].host, p->bytes);
     }
     if (rc) home_leave(h);

@@ -120,6 +120,20 @@ static void add_experts(struct maker *k, int il, const uint8_t place[PLAN_PHASES
     k->out->layers[il].n_ffn++;
 }
 
+/* Streamed experts in groups that a slot holds. */
+static void add_groups(struct maker *k, int il, const uint8_t place[PLAN_PHASES], int first, int n) {
+    const struct layer *l = &k->m->layers[il];
+    size_t one = 0;
+    int group = n;
+    for (int t = LT_MOE_GATE; t <= LT_MOE_DOWN; t++) one += tensor_home_bytes(&l->t[t], false) / (size_t)k->m->n_expert;
+    for (int ph = 0; ph < PLAN_PHASES; ph++) {
+        size_t fit = k->plan && place[ph] == PLAN_STREAM && one ? k->plan->phase[ph].ring_slot_bytes / one : (size_t)n;
+        if (fit < 1) fit = 1; /* too small a slot is refused where the ring is made */
+        if (fit < (size_t)group) group = (int)fit;
+    }
+    for (int e = first; e < first + n; e += group) add_experts(k, il, place, e, first + n - e < group ? first + n - e : group);
+}
+
 /* The split parts of a layer's FFN. */
 static void add_split(struct maker *k, int il) {
     const struct layer *l = &k->m->layers[il];
@@ -143,7 +157,7 @@ static void add_split(struct maker *k, int il) {
         if (dense)
             add_rows(k, il, place, at, dec[p]);
         else
-            add_experts(k, il, place, (int)at, (int)dec[p]);
+            add_groups(k, il, place, (int)at, (int)dec[p]);
     }
 }
 
@@ -196,7 +210,8 @@ static void add_globals(struct maker *k) {
 }
 
 int parts_open(struct parts *out, const struct model *m, const struct plan *p) {
-    size_t n = (size_t)m->n_block, most = 2 + n * (2 + PLAN_PLACES), tensors = 4 + n * (LT_COUNT + 3 * PLAN_PLACES);
+    size_t n = (size_t)m->n_block, experts = (size_t)m->n_expert + PLAN_PLACES;
+    size_t most = 2 + n * (2 + experts), tensors = 4 + n * (LT_COUNT + 3 * experts);
     *out = (struct parts){.memory = calloc(1, n * sizeof *out->layers + most * sizeof *out->v + tensors * sizeof(struct part_tensor))};
     if (!out->memory) return err_set(ERR_NOMEM, "no memory for the list of %zu parts", most);
     out->v = out->memory;
@@ -206,6 +221,17 @@ int parts_open(struct parts *out, const struct model *m, const struct plan *p) {
     add_globals(&k);
     if (k.rc) parts_close(out);
     return k.rc;
+}
+
+static bool goes_on(const struct part *a, const struct part *b) {
+    return a->kind == PART_EXPERTS && b->kind == PART_EXPERTS && a->il == b->il && !memcmp(a->place, b->place, sizeof a->place);
+}
+
+size_t part_run(const struct parts *ps, int i) {
+    if (i > 0 && goes_on(&ps->v[i - 1], &ps->v[i])) return 0;
+    size_t sum = ps->v[i].bytes;
+    for (int k = i + 1; k < ps->n && goes_on(&ps->v[k - 1], &ps->v[k]); k++) sum += ps->v[k].bytes;
+    return sum;
 }
 
 void parts_close(struct parts *ps) {

@@ -36,7 +36,7 @@ struct part {
 
 struct part_layer {
     int mixer, rest;             /* numbers of parts */
-    int ffn, n_ffn;              /* those of PART_ROWS or PART_EXPERTS that follow each other: VRAM, CPU, streamed in decode */
+    int ffn, n_ffn;              /* those of PART_ROWS or PART_EXPERTS that follow each other: VRAM, CPU, streamed in decode; streamed experts in groups */
 };
 
 struct parts {
@@ -52,6 +52,9 @@ struct parts {
  * strips cannot be split, or has in prefill what this program does not do (see plan.h). */
 int parts_open(struct parts *out, const struct model *m, const struct plan *p);
 void parts_close(struct parts *ps);
+
+/* Bytes of part i and of the groups of experts after it that share its places: they lie in VRAM as one. 0: it is such a group. */
+size_t part_run(const struct parts *ps, int i);
 
 /* Is it in VRAM whatever the phase? */
 static inline bool part_fixed(const struct part *p) { return p->place[PLAN_PREFILL] == PLAN_VRAM && p->place[PLAN_DECODE] == PLAN_VRAM; }

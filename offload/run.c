@@ -158,13 +158,13 @@ static int sum_on_cpu(struct run *r, int il, int n) {
     if (both) {
         TRY(carry_input(r, true, il, n));
         TRY(own_parts(r, il, true, n, &others));
-        TRY(gpu_copy_out(r->stream, first ? c->part : c->d, g->d, bytes));
+        TRY(gpu_copy_out(r->stream, first ? r->gpu_sum : c->d, g->d, bytes));
         TRY(gpu_event_record(r->handed, r->stream));
     }
     TRY(own_parts(r, il, false, n, &mine));
     if (!both) return 0;
     TRY(gpu_event_sync(r->handed));
-    return mine ? r->cpu.ops->add(r->cpu.ops, c->d, c->part, (int64_t)n * r->m->dim) : 0;
+    return mine ? r->cpu.ops->add(r->cpu.ops, c->d, r->gpu_sum, (int64_t)n * r->m->dim) : 0;
 }
 
 static int ffn_unit(struct run *r, int il, int n) {

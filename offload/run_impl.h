@@ -38,6 +38,7 @@ struct run {
     bool has_gpu, one_phase;
     int phase;                    /* enum plan_phase_id, -1: none is set up */
     bool x_on_gpu;                /* where the hidden states are */
+    float *gpu_sum;               /* host [cpu_chunk, dim]: what the GPU adds to an FFN of the CPU */
     const float *last;            /* logits */
 
     /* With a GPU. */

@@ -95,7 +95,7 @@ int run_vram_bytes(size_t *bytes, const struct model *m, const struct plan *p, e
     if (!rc) rc = kv_plan(layers, &kv, &spec);
     if (!rc) rc = state_open_part(&state, m, NULL);
     for (int i = 0; i < ps.n && !rc; i++)
-        if (ps.v[i].place[phase] == PLAN_VRAM) add_to(&sum, ps.v[i].bytes);
+        if (ps.v[i].place[phase] == PLAN_VRAM) add_to(&sum, part_run(&ps, i));
     for (int il = 0; il < m->n_block && !rc; il++) {
         rc = kv_place(&place, p, phase, il, layers[il].n_slot);
         if (place == PLAN_VRAM) add_to(&sum, layers[il].bytes);
@@ -220,6 +220,7 @@ static int open_host(struct run *r) {
     r->cpu.w = home_weights(r->o.home);
     int rc = host_alloc(r, &r->cpu.scratch, decoder_scratch_bytes(m, r->cpu_chunk, r->cpu_pass), "scratch");
     if (!rc) rc = host_alloc(r, &r->cpu.x, x_bytes(m, pass), "hidden states");
+    if (!rc && r->has_gpu) rc = host_alloc(r, &r->gpu_sum, x_bytes(m, r->cpu_chunk), "summands");
     if (!rc) rc = host_alloc(r, &r->cpu.logits, logits_bytes(m, &r->plan), "logits");
     if (!rc)
         rc = decoder_open(&r->cpu.d, m, r->cpu.ops, r->cpu.w, r->cpu.kv, r->cpu.state, r->cpu_chunk, r->cpu_pass, r->plan.n_ctx,
@@ -581,6 +582,7 @@ void run_close(struct run *r) {
     free(r->w.layers);
     decoder_close(r->cpu.d);
     host_free(r, r->cpu.logits);
+    host_free(r, r->gpu_sum);
     host_free(r, r->cpu.x);
     host_free(r, r->cpu.scratch);
     cpu_close(r->cpu_end);

@@ -65,6 +65,7 @@ static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 static inline void ring_random(struct plan *p, const struct model *m, int phase, uint64_t *s) {
     struct parts ps;
     size_t part = 0, unit = 0;
+    p->phase[phase].ring_slot_bytes = SIZE_MAX / 2; /* experts in one group */
     ok(parts_open(&ps, m, p));
     for (int i = 0; i < ps.n; i++)
         if (ps.v[i].place[phase] == PLAN_STREAM) part = larger(part, ps.v[i].bytes);

@@ -30,7 +30,7 @@ int main(void) {
 enum { N_TOK = 22, FIRST = 13 };
 static const int32_t ids[N_TOK] = {1, 17, 300, 5, 511, 42, 42, 99, 250, 7, 3, 410, 128, 64, 32, 16, 8, 4, 2, 500, 11, 77};
 
-static const char *const files[] = {"llama-f32", "llama31rope-f32", "qwen2-f32", "qwen3-f32", "gemma3-f32", "qwen35-f32"};
+static const char *const files[] = {"llama-f32", "llama31rope-f32", "qwen2-f32", "qwen3-f32", "gemma3-f32", "qwen35-f32", "qwen3moe-f32", "qwen3next-f32"};
 
 static const char *path_of(const char *file) {
     char name[256];
