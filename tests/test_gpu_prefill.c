@@ -297,6 +297,38 @@ static void expert_ref(double *y, const struct moe *s, const struct weights *w, 
     free(row), free(xd), free(h);
 }
 
+/* The same from two stacks, of the experts before `cut` and of the others, which add up. The choices of each may be grouped where
+ * those of all were not: twice the bound of expert_case. */
+static void held_case(struct dev *d, const struct experts_args *all, const struct moe *s, const float *y, int cut) {
+    const size_t n = (size_t)(s->n_tok * s->dim);
+    float *part[2] = {malloc(n * 4), malloc(n * 4)};
+    double most = 0;
+    for (int i = 0; i < 2; i++) {
+        struct experts_args a = *all;
+        struct mat *m[] = {&a.gate, &a.up, &a.down};
+        a.first = i ? cut : 0;
+        a.n_held = i ? s->n_expert - cut : cut;
+        a.y = dev_new(d, NULL, n * 4);
+        for (int k = 0; k < 3; k++) {
+            struct strip_layout l;
+            assert_true(strip_layout(&l, m[k]->type, m[k]->rows, m[k]->cols));
+            m[k]->data = (const uint8_t *)m[k]->data + (size_t)a.first * l.bytes;
+        }
+        ok(d->t->experts(d->t, &a));
+        ok(gpu_ops_check(d->ops));
+        dev_read(d, part[i], a.y, n * 4);
+        add_digest(part[i], n * 4);
+    }
+    for (size_t i = 0; i < n; i++) most = fmax(most, fabs(y[i]));
+    for (size_t i = 0; i < n; i++)
+        if (!(fabs(part[0][i] + part[1][i] - y[i]) <= 12 * 0x1p-11 * most))
+            fail_msg("experts in two stacks: element %zu is %.9g + %.9g, want %.9g", i, part[0][i], part[1][i], y[i]);
+    struct experts_args bad = *all;
+    bad.first = 1, bad.n_held = s->n_expert;
+    assert_int_equal(d->t->experts(d->t, &bad), ERR_ARG);
+    free(part[0]), free(part[1]);
+}
+
 /* kind 0: scattered choices; 1: everybody the same experts; 2: one more token than a full tile for expert 0; 3: the second and the
  * last expert in turn */
 static void expert_case(struct dev *d, const int (*type)[3], const struct moe *s, int kind) {
@@ -347,6 +379,7 @@ static void expert_case(struct dev *d, const int (*type)[3], const struct moe *s
                 fail_msg("experts %s %s %s, kind %d: token %d element %lld is %.9g, want %.9g +- %.2g", quant_name((*type)[0]), quant_name((*type)[1]),
                          quant_name((*type)[2]), kind, t, (long long)i, y[t * s->dim + i], want[i], 6 * 0x1p-11 * most);
     }
+    held_case(d, &a, s, y, 1 + kind);
     ids[7] = kind ? s->n_expert : -1;
     for (int i = 0; i < n_choice; i++)
         if (i != 7) ids[i] = 0; /* little work */
