@@ -2,10 +2,10 @@
 # subdirectory: C++ must be enabled where the targets that link it are).
 #
 #   lh_emu                      the runtime; never built with sanitizers, whatever the rest is built with
-#   emu_library(name ARCH 700|750|800 SOURCES ...)
+#   emu_library(name ARCH 700|750|800 [SANITIZE thread] SOURCES ...)
 #                               static library of gpu sources against the emulator: *.cu and *.cpp as C++17, *.c as C11 with the
 #                               shadow headers. Links lh_emu; users get the include folders and GPU_EMU. One architecture per
-#                               program.
+#                               program. SANITIZE: instead of what the rest is built with.
 enable_language(CXX)
 if(LONGHAUL_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${LONGHAUL_CCACHE})
@@ -35,7 +35,7 @@ target_include_directories(lh_emu PUBLIC ${LH_EMU_DIR}/include ${PROJECT_SOURCE_
 target_link_libraries(lh_emu PUBLIC Threads::Threads)
 
 function(emu_library name)
-  cmake_parse_arguments(A "" "ARCH" "SOURCES" ${ARGN})
+  cmake_parse_arguments(A "" "ARCH;SANITIZE" "SOURCES" ${ARGN})
   if(NOT A_ARCH MATCHES "^(700|750|800)$")
     message(FATAL_ERROR "emu_library(${name}): ARCH is '${A_ARCH}', expected 700, 750 or 800")
   endif()
@@ -52,7 +52,13 @@ function(emu_library name)
     endif()
   endforeach()
   add_library(${name} STATIC ${files})
-  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${LH_EMU_CXX_FLAGS};${LH_EMU_SANITIZE}>)
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${LH_EMU_CXX_FLAGS}>)
+  if(A_SANITIZE)
+    target_compile_options(${name} PUBLIC -fsanitize=${A_SANITIZE})
+    target_link_options(${name} INTERFACE -fsanitize=${A_SANITIZE})
+  else()
+    target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${LH_EMU_SANITIZE}>)
+  endif()
   target_compile_definitions(${name} PUBLIC GPU_EMU=1 EMU_ARCH=${A_ARCH})
   target_link_libraries(${name} PUBLIC lh_emu)
   # C sources are built like the project's own
@@ -109,6 +115,29 @@ foreach(src IN LISTS LH_GPU_BENCHES)
   lh_add_test(${name}_emu ${name}_emu --small)
   set_property(TEST ${name}_emu APPEND PROPERTY LABELS emu)
 endforeach()
+
+# The same under the thread sanitizer, whatever the rest is built with: every CUDA thread and every stream is a thread to it. A
+# missing barrier is a race at the lines that needed it, even where the results happen to be right. Fast cases here, all in
+# tests/emu/matrix.sh.
+if(NOT LONGHAUL_SANITIZE OR LONGHAUL_SANITIZE STREQUAL "thread")
+  emu_library(lh_gpu_emu_race ARCH 800 SANITIZE thread SOURCES ${LH_GPU_SOURCES})
+  target_link_libraries(lh_gpu_emu_race PUBLIC lh_core)
+  foreach(name IN ITEMS test_gpu_delta test_gpu_device test_gpu_handover test_gpu_ops test_gpu_prefill)
+    add_executable(${name}_race tests/${name}.c)
+    set_target_properties(${name}_race PROPERTIES LH_GPU_BACK_END lh_gpu_emu_race)
+    target_compile_definitions(${name}_race PRIVATE LH_GPU=1)
+    target_link_libraries(${name}_race PRIVATE lh_gpu_emu_race lh_test_support)
+  endforeach()
+  foreach(run IN ITEMS test_gpu_device test_gpu_handover test_gpu_ops,bad_values* test_gpu_ops,product_edges* test_gpu_ops,routing*)
+    string(REPLACE "," ";" run ${run})
+    list(POP_FRONT run name)
+    string(REGEX REPLACE "[^a-z_]" "" case "${run}")
+    string(REGEX REPLACE "_$" "" test ${name}_race_${case})
+    lh_add_test(${test} ${name}_race ${run})
+    set_tests_properties(${test} PROPERTIES ENVIRONMENT "TEST_ORDERS=1")
+    set_property(TEST ${test} APPEND PROPERTY LABELS emu)
+  endforeach()
+endif()
 
 # The program on the emulated card: what it says about cards and their absence.
 if(TARGET longhaul_cli)
