@@ -27,8 +27,7 @@ static __global__ void __launch_bounds__(PREP)
     SMEM_ARRAY(float, part, [PREP / 32]);
     const int ld = pad16(dim);
     float most = 0;
-    for (int d = threadIdx.x; d < dim; d += PREP) x[d] = q[(size_t)blockIdx.x * dim + d];
-    __syncthreads();
+    for (int d = threadIdx.x; d < dim; d += PREP) x[d] = q[(size_t)blockIdx.x * dim + d]; /* unless rotated, each its own */
     if (rotate) rotate_shared(x, dim, rotate_block(dim));
     for (int d = threadIdx.x; d < dim; d += PREP) most = fmaxf(most, fabsf(x[d]));
     most = warp_max(most);
@@ -297,7 +296,6 @@ template <int MAXD, int ROWS> static __global__ void __launch_bounds__(ROWS * 4,
             wmma::load_matrix_sync(o[f], slice, 16, wmma::mem_row_major);
             __syncwarp();
         }
-        __syncthreads();
     }
 
     if (begin < end) load_keys(mem.k, head_of(t.k, begin / PAGE, head), (int)(begin % PAGE), a.kv.dim_k, dk, THREADS);
@@ -368,9 +366,8 @@ template <int MAXD, int ROWS> static __global__ void __launch_bounds__(ROWS * 4,
             }
         }
     }
-    cp_async_wait<0>();
 
-    __syncthreads();
+    __syncthreads(); /* `keep` and the scores are done with */
     if (a.last) {
         float l = mine.l + __shfl_xor_sync(FULL_MASK, mine.l, 1);
         l += __shfl_xor_sync(FULL_MASK, l, 2);
@@ -406,7 +403,6 @@ static __global__ void __launch_bounds__(PREP) unrotate_k(float *o, int dim) {
     SMEM_ARRAY(float, x, [MAX_DIM]);
     float *row = o + (size_t)blockIdx.x * dim;
     for (int d = threadIdx.x; d < dim; d += PREP) x[d] = row[d];
-    __syncthreads();
     rotate_shared(x, dim, rotate_block(dim));
     for (int d = threadIdx.x; d < dim; d += PREP) row[d] = x[d];
 }
