@@ -190,6 +190,7 @@ static int begin(struct run *r, const int32_t *ids, int n, const struct run_want
     int64_t pos0 = r->cpu.kv->n;
     if (n <= r->cpu_pass) TRY(decoder_begin(r->cpu.d, pos0, n)); /* longer: no part of this phase is the CPU's */
     if (r->has_gpu) TRY(decoder_begin(r->gpu.d, pos0, n));
+    if (r->store) TRY(kv_store_begin(r->store, pos0, n));
     r->got = 0;
     if (r->pipe) TRY(pipe_begin(r->pipe, want->head ? PIPE_ALL : PIPE_NO_TAIL));
     r->x_on_gpu = gpu;

@@ -6,6 +6,7 @@
 #include "core/state.h"
 #include "cpu/cpu.h"
 #include "gpu/gpu.h"
+#include "offload/kv_store.h"
 #include "offload/pipe.h"
 #include "offload/run.h"
 
@@ -14,7 +15,7 @@ struct side {
     struct ops *ops;
     struct decoder *d;
     const struct weights *w;
-    struct kv *kv;                /* bases of the layers that have pages here */
+    struct kv *kv;                /* with a GPU those of the store */
     struct state *state, *saved;  /* ?of the layers that have them here */
     void *scratch;                /* of the decoder */
     float *x;                     /* [pass, dim] */
@@ -42,7 +43,7 @@ struct run {
     const float *last;            /* logits */
 
     /* With a GPU. */
-    struct kv kv_gpu;             /* gpu.kv; layers owned */
+    struct kv_store *store;
     struct weights w;             /* gpu.w; layers owned */
     struct gpu_stream *stream;    /* of all kernels and hand-overs */
     struct gpu_event *handed;     /* a copy to the host that the CPU waits for */

@@ -1,13 +1,14 @@
 /* run_open.c: what a run is made of, and how it changes from one phase to the other. See run.h.
  *
- * The arena, from its start: weights that both phases keep (the home's), KV and state that both phases keep, then what the
- * phase has for itself. When the phase changes, KV and state that leave VRAM are copied to the host, the rest of the arena is
- * carved anew, and what comes in is copied from the host. */
+ * The arena, from its start: weights that both phases keep (the home's), KV (kv_store.c) and state that both phases keep, then
+ * what the phase has for itself. When the phase changes, KV and state that leave VRAM are copied to the host, the rest of the
+ * arena is carved anew, and what comes in is copied from the host. */
 #include "core/err.h"
 #include "core/mem.h"
 #include "offload/run_impl.h"
 #include "offload/session.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,22 +34,6 @@ static bool cpu_computes(const struct parts *ps, int phase) {
     for (int i = 0; i < ps->n; i++)
         if (ps->v[i].kind != PART_EMBED && ps->v[i].place[phase] == PLAN_CPU) return true;
     return false;
-}
-
-/* Where all pages of a layer are in a phase. */
-static int kv_place(int *place, const struct plan *p, int phase, int il, int64_t n_slot) {
-    *place = PLAN_CPU;
-    if (!p->gpu || !n_slot) return 0;
-    const struct plan_layer *l = &p->phase[phase].layers[il];
-    bool cpu = l->mixer == PLAN_CPU;
-    int64_t here = l->kv_pages[cpu ? PLAN_CPU : PLAN_VRAM], all = (int64_t)l->kv_pages[0] + l->kv_pages[1] + l->kv_pages[2];
-    if (all != n_slot)
-        return err_set(ERR_ARG, "plan: layer %d has %lld pages of KV, its context needs %lld", il, (long long)all, (long long)n_slot);
-    if (here != all)
-        return err_set(ERR_UNSUPPORTED, "plan: layer %d has %lld of its %lld pages of KV elsewhere than where it is computed (%s); KV in several"
-                       " places is not carried out yet", il, (long long)(all - here), (long long)all, plan_place_name(cpu ? PLAN_CPU : PLAN_VRAM));
-    *place = cpu ? PLAN_CPU : PLAN_VRAM;
-    return 0;
 }
 
 static int state_place(const struct plan *p, int phase, int il) {
@@ -89,16 +74,15 @@ int run_vram_bytes(size_t *bytes, const struct model *m, const struct plan *p, e
     struct state *state = NULL;
     struct ops_limits l;
     size_t kv, sum = 0;
-    int rc = parts_open(&ps, m, p), place;
+    int rc = parts_open(&ps, m, p);
     if (!rc && !layers) rc = err_set(ERR_NOMEM, "run: out of memory");
     if (!rc) rc = session_kv_spec(&spec, &shapes, m, p);
     if (!rc) rc = kv_plan(layers, &kv, &spec);
     if (!rc) rc = state_open_part(&state, m, NULL);
     for (int i = 0; i < ps.n && !rc; i++)
         if (ps.v[i].place[phase] == PLAN_VRAM) add_to(&sum, part_run(&ps, i));
+    if (!rc) add_to(&sum, kv_store_vram_bytes(layers, m->n_block, ph));
     for (int il = 0; il < m->n_block && !rc; il++) {
-        rc = kv_place(&place, p, phase, il, layers[il].n_slot);
-        if (place == PLAN_VRAM) add_to(&sum, layers[il].bytes);
         if (il >= m->n_layer || state->at[il] == STATE_NONE || state_place(p, phase, il) != PLAN_VRAM) continue;
         add_to(&sum, state->layer_bytes);
         add_to(&sum, state->layer_bytes);
@@ -137,7 +121,8 @@ static void host_free(struct run *r, void *p) {
 
 /* Tokens that the CPU's decoder takes: as many as a phase in which it computes. */
 static void cpu_sizes(struct run *r) {
-    r->cpu_chunk = r->cpu_pass = r->has_gpu ? 1 : r->plan.chunk_tokens;
+    r->cpu_chunk = r->cpu_pass = r->plan.chunk_tokens;
+    if (r->has_gpu) r->cpu_chunk = r->cpu_pass = r->plan.n_ctx < PLAN_DECODE_TOKENS ? (int)r->plan.n_ctx : PLAN_DECODE_TOKENS; /* kv_store's calls */
     for (int ph = 0; ph < PLAN_PHASES && r->has_gpu; ph++) {
         if (!cpu_computes(r->parts, ph)) continue;
         const struct plan_phase *p = &r->plan.phase[ph];
@@ -161,30 +146,22 @@ static int open_cpu(struct run *r) {
     return rc;
 }
 
-/* Host pages for the layers that have theirs there in a phase. */
+/* Without a GPU pages in host memory, with one the store's; for which the CPU's back end is there already. */
 static int open_kv(struct run *r) {
     const struct model *m = r->m;
+    struct ops_limits l;
     struct kv_spec spec;
     struct kv_shape *shapes;
-    bool held[MODEL_MAX_LAYER];
+    decoder_limits(&l, m, 1, r->plan.n_ctx);
     int rc = session_kv_spec(&spec, &shapes, m, &r->plan);
-    struct kv_layer *layers = calloc((size_t)m->n_block, sizeof *layers);
-    if (!rc && !layers) rc = err_set(ERR_NOMEM, "session: out of memory");
-    size_t bytes;
-    if (!rc) rc = kv_plan(layers, &bytes, &spec);
-    for (int il = 0; il < m->n_block && !rc; il++) {
-        held[il] = false;
-        for (int ph = 0; ph < PLAN_PHASES && !rc; ph++) {
-            int place;
-            rc = kv_place(&place, &r->plan, ph, il, layers[il].n_slot);
-            held[il] = held[il] || place == PLAN_CPU;
-        }
-    }
-    spec.held = held;
-    if (!rc) rc = kv_open(&r->cpu.kv, &spec);
-    free(layers);
+    struct kv_store_opts o = {.spec = &spec, .phases = r->plan.phase, .n_head = l.n_head, .head_dim = l.head_dim, .gpu = r->o.gpu,
+                              .arena = r->o.arena, .compute = r->stream, .cpu = r->cpu_end};
+    if (!rc) rc = r->has_gpu ? kv_store_open(&r->store, &o) : kv_open(&r->cpu.kv, &spec);
     free(shapes);
-    return rc;
+    if (rc || !r->has_gpu) return rc;
+    r->cpu.kv = kv_store_host(r->store);
+    r->gpu.kv = kv_store_device(r->store);
+    return 0;
 }
 
 static bool has_state_layer(const struct run *r, int il) { return il < r->m->n_layer && r->m->layers[il].mixer == MIXER_DELTA; }
@@ -231,23 +208,13 @@ static int open_host(struct run *r) {
 
 /* --- VRAM that both phases keep ------------------------------------------------------------------------------------------ */
 
-static int vram_phases(const struct run *r, int il, bool kv) {
-    int n = 0, place;
-    for (int ph = 0; ph < PLAN_PHASES; ph++) {
-        if (kv)
-            (void)kv_place(&place, &r->plan, ph, il, r->cpu.kv->layers[il].n_slot); /* open_kv has checked it */
-        else
-            place = state_place(&r->plan, ph, il);
-        n |= (place == PLAN_VRAM) << ph;
-    }
+/* Phases in which a layer's state is in VRAM, a bit each. */
+static int vram_phases(const struct run *r, int il) {
+    int n = 0;
+    for (int ph = 0; ph < PLAN_PHASES; ph++) n |= (state_place(&r->plan, ph, il) == PLAN_VRAM) << ph;
     return n;
 }
 enum { BOTH = 1 << PLAN_PREFILL | 1 << PLAN_DECODE };
-
-static int carve_kv(struct run *r, int il) {
-    struct kv_layer *l = &r->kv_gpu.layers[il];
-    return gpu_alloc((void **)&l->base, r->o.arena, l->bytes, "KV cache");
-}
 
 /* A layer's state and its copy; offsets count from the first one that was carved. */
 static int carve_state(struct run *r, int il) {
@@ -267,13 +234,8 @@ static int carve_state(struct run *r, int il) {
 static int open_kept(struct run *r) {
     const struct model *m = r->m;
     int rc = 0;
-    r->kv_gpu = *r->cpu.kv;
-    r->kv_gpu.layers = calloc((size_t)m->n_block, sizeof *r->kv_gpu.layers);
     r->w.layers = calloc((size_t)m->n_block, sizeof *r->w.layers);
-    if (!r->kv_gpu.layers || !r->w.layers) return err_set(ERR_NOMEM, "session: out of memory");
-    memcpy(r->kv_gpu.layers, r->cpu.kv->layers, (size_t)m->n_block * sizeof *r->kv_gpu.layers);
-    for (int il = 0; il < m->n_block; il++) r->kv_gpu.layers[il].base = NULL;
-    r->gpu.kv = &r->kv_gpu;
+    if (!r->w.layers) return err_set(ERR_NOMEM, "session: out of memory");
     r->gpu.w = &r->w;
     bool none[MODEL_MAX_LAYER] = {false};
     if (state_bytes(m)) {
@@ -281,21 +243,13 @@ static int open_kept(struct run *r) {
         if (!rc) rc = state_open_part(&r->gpu.saved, m, none);
     }
     for (int il = 0; il < m->n_block && !rc; il++) {
-        if (vram_phases(r, il, true) == BOTH) rc = carve_kv(r, il);
-        if (!rc && has_state_layer(r, il) && vram_phases(r, il, false) == BOTH) rc = carve_state(r, il);
+        if (has_state_layer(r, il) && vram_phases(r, il) == BOTH) rc = carve_state(r, il);
     }
     r->mark = gpu_arena_used(r->o.arena);
     return rc;
 }
 
 /* --- what changes places ------------------------------------------------------------------------------------------------- */
-
-/* Bytes of a layer's pages that hold something. */
-static size_t filled(const struct run *r, int il) {
-    const struct kv_layer *l = &r->cpu.kv->layers[il];
-    int64_t pages = (r->cpu.kv->n + KV_PAGE - 1) / KV_PAGE;
-    return (size_t)(l->ring || pages > l->n_slot ? l->n_slot : pages) * l->page_bytes;
-}
 
 enum direction { COPY_OUT, COPY_IN };
 
@@ -310,18 +264,13 @@ static int move_state(struct run *r, enum direction to, int il) {
     return rc;
 }
 
-/* KV and state that this phase alone has in VRAM. */
+/* State that this phase alone has in VRAM. */
 static int move_all(struct run *r, enum direction to, int phase) {
     int rc = 0;
     for (int il = 0; il < r->m->n_block && !rc; il++) {
-        if (vram_phases(r, il, true) == 1 << phase) {
-            if (to == COPY_IN) rc = carve_kv(r, il);
-            if (!rc) rc = move_bytes(r, to, r->kv_gpu.layers[il].base, r->cpu.kv->layers[il].base, filled(r, il));
-        }
-        if (!rc && has_state_layer(r, il) && vram_phases(r, il, false) == 1 << phase) {
-            if (to == COPY_IN) rc = carve_state(r, il);
-            if (!rc) rc = move_state(r, to, il);
-        }
+        if (!has_state_layer(r, il) || vram_phases(r, il) != 1 << phase) continue;
+        if (to == COPY_IN) rc = carve_state(r, il);
+        if (!rc) rc = move_state(r, to, il);
     }
     int sync = gpu_stream_sync(r->stream);
     return rc ? rc : sync;
@@ -423,7 +372,8 @@ static void bind_weights(struct run *r) {
     if (r->parts->embed == r->parts->head) r->w.embd = r->w.out;
 }
 
-static void leave(struct run *r) {
+static int leave(struct run *r) {
+    int rc = kv_store_leave(r->store); /* before the operations go */
     if (r->pipe) {
         struct pipe_stats s;
         pipe_stats_get(r->pipe, &s);
@@ -436,10 +386,9 @@ static void leave(struct run *r) {
     r->pipe = NULL, r->gpu.d = NULL, r->ops = NULL;
     free_loads(r);
     home_leave(r->o.home);
-    for (int il = 0; il < r->m->n_block; il++)
-        if (vram_phases(r, il, true) != BOTH) r->kv_gpu.layers[il].base = NULL;
     gpu_arena_release(r->o.arena, r->mark);
     r->phase = -1;
+    return rc;
 }
 
 static int enter(struct run *r, enum plan_phase_id phase) {
@@ -453,6 +402,7 @@ static int enter(struct run *r, enum plan_phase_id phase) {
     decoder_limits(&limits, m, p->chunk_tokens, r->plan.n_ctx);
     if (!rc) rc = gpu_ops_open(&r->ops, r->o.gpu, r->o.arena, r->stream, &limits);
     if (!rc) r->gpu.ops = gpu_ops_table(r->ops);
+    if (!rc) rc = kv_store_enter(r->store, phase, r->ops);
     if (!rc) rc = carve(r, &r->gpu.scratch, decoder_scratch_bytes(m, p->chunk_tokens, p->pass_tokens), "scratch");
     if (!rc) rc = carve(r, &r->gpu.logits, logits_bytes(m, &r->plan), "logits");
     if (!rc) rc = carve(r, &r->gpu.x, x_bytes(m, p->pass_tokens), "hidden states");
@@ -469,6 +419,14 @@ static int enter(struct run *r, enum plan_phase_id phase) {
     return rc;
 }
 
+/* What was said first counts. */
+static int give_up(struct run *r, int rc) {
+    char text[1024];
+    snprintf(text, sizeof text, "%s", err_text());
+    (void)leave(r);
+    return err_set(rc, "%s", text);
+}
+
 int run_enter(struct run *r, enum plan_phase_id phase) {
     if (!r->has_gpu || r->phase == (int)phase) return 0;
     int rc = 0;
@@ -476,11 +434,11 @@ int run_enter(struct run *r, enum plan_phase_id phase) {
         rc = gpu_stream_sync(r->stream);
         if (!rc) rc = move_all(r, COPY_OUT, r->phase);
         r->switches++;
-        leave(r);
+        int left = leave(r);
+        if (!rc) rc = left;
     }
     if (!rc) rc = enter(r, phase);
-    if (rc && r->phase >= 0) leave(r);
-    return rc;
+    return rc && r->phase >= 0 ? give_up(r, rc) : rc;
 }
 
 /* --- state --------------------------------------------------------------------------------------------------------------- */
@@ -489,7 +447,7 @@ static int gpu_state(struct run *r, enum run_state what) {
     struct state *s = r->gpu.state, *saved = r->gpu.saved;
     int rc = 0;
     for (int il = 0; il < r->m->n_layer && s && !rc; il++) {
-        if (!has_state_layer(r, il) || !(vram_phases(r, il, false) & 1 << r->phase)) continue;
+        if (!has_state_layer(r, il) || !(vram_phases(r, il) & 1 << r->phase)) continue;
         char *now = s->base + s->at[il], *kept = saved->base + saved->at[il];
         if (what == RUN_SAVE) rc = gpu_copy_on(r->stream, kept, now, s->layer_bytes);
         if (what == RUN_RESTORE) rc = gpu_copy_on(r->stream, now, kept, s->layer_bytes);
@@ -511,8 +469,9 @@ int run_state(struct run *r, enum run_state what) {
 }
 
 int run_fill_synthetic(struct run *r, int64_t n, uint64_t seed) {
-    if (r->has_gpu) return err_set(ERR_UNSUPPORTED, "a context without a prefill is not made on a GPU yet; -dev none runs on the CPU");
-    int rc = kv_fill_synthetic(r->cpu.kv, n, seed);
+    if (r->has_gpu && run_has_state(r))
+        return err_set(ERR_UNSUPPORTED, "a recurrent state without a prefill is not made on a GPU yet; -dev none runs on the CPU");
+    int rc = r->has_gpu ? kv_store_fill_synthetic(r->store, n, seed) : kv_fill_synthetic(r->cpu.kv, n, seed);
     if (!rc && r->cpu.state) state_fill_synthetic(r->cpu.state, seed);
     decoder_forget(r->cpu.d);
     return rc;
@@ -533,8 +492,7 @@ static int check_phases(const struct run *r) {
 }
 
 static int open_gpu(struct run *r) {
-    int rc = gpu_stream_open(&r->stream, r->o.gpu);
-    if (!rc) rc = gpu_event_open(&r->handed, r->o.gpu, GPU_EVENT_ORDER);
+    int rc = gpu_event_open(&r->handed, r->o.gpu, GPU_EVENT_ORDER);
     if (!rc) rc = open_kept(r);
     /* Decode is tried as well: what does not fit is said now. */
     if (!rc) rc = run_enter(r, PLAN_DECODE);
@@ -551,9 +509,10 @@ int run_open(struct run **out, const struct run_opts *o) {
     r->mark_open = r->has_gpu ? gpu_arena_used(o->arena) : 0;
     int rc = r->has_gpu ? check_phases(r) : 0;
     cpu_sizes(r);
+    if (!rc) rc = open_cpu(r);
+    if (!rc && r->has_gpu) rc = gpu_stream_open(&r->stream, o->gpu);
     if (!rc) rc = open_kv(r);
     if (!rc) rc = open_state(r);
-    if (!rc) rc = open_cpu(r);
     if (!rc) rc = open_host(r);
     if (!rc && r->has_gpu) rc = open_gpu(r);
     if (rc) {
@@ -572,13 +531,13 @@ static void close_state(struct state *s, bool device) {
 void run_close(struct run *r) {
     if (!r) return;
     if (r->stream) gpu_stream_sync(r->stream);
-    if (r->phase >= 0) leave(r);
+    if (r->phase >= 0) (void)leave(r);
+    kv_store_close(r->store);
     gpu_event_close(r->handed);
     gpu_stream_close(r->stream);
     if (r->has_gpu) gpu_arena_release(r->o.arena, r->mark_open);
     close_state(r->gpu.state, true);
     close_state(r->gpu.saved, true);
-    free(r->kv_gpu.layers);
     free(r->w.layers);
     decoder_close(r->cpu.d);
     host_free(r, r->cpu.logits);
@@ -588,7 +547,7 @@ void run_close(struct run *r) {
     cpu_close(r->cpu_end);
     close_state(r->cpu.state, false);
     close_state(r->cpu.saved, false);
-    kv_close(r->cpu.kv);
+    if (!r->has_gpu) kv_close(r->cpu.kv);
     free(r->cores);
     free(r);
 }

@@ -5,7 +5,9 @@
 #include "core/kv.h"
 #include "offload/part.h"
 #include "offload/run.h"
+#include "offload/session.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* What may differ from everything in VRAM. */
@@ -15,6 +17,8 @@ enum plan_kind {
     PLAN_ANY,        /* every part anywhere, both phases alike */
     PLAN_TWO_PHASES, /* prefill places parts differently */
 };
+
+static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 static inline int pick(uint64_t *s, int n) { return (int)(test_rand(s) % (uint64_t)n); }
 
@@ -44,7 +48,10 @@ static inline void layer_random(struct plan_layer *d, const struct model *m, con
         if (l->ffn == FFN_DENSE) d->ff_rows[p] = (int32_t)n[p];
         else d->experts[p] = (int16_t)n[p];
     }
-    d->kv_pages[d->mixer == PLAN_CPU ? PLAN_CPU : PLAN_VRAM] = (int32_t)pages;
+    d->kv_pages[d->mixer == PLAN_CPU ? PLAN_CPU : any ? pick(s, PLAN_PLACES) : PLAN_VRAM] = (int32_t)pages;
+    if (!any || pages < 2 || d->mixer == PLAN_CPU || l->window) return;
+    memset(d->kv_pages, 0, sizeof d->kv_pages); /* newest pages in VRAM */
+    for (int64_t i = 0; i < pages; i++) d->kv_pages[pick(s, PLAN_PLACES)]++;
 }
 
 /* What prefill may do to a layer of decode: stream what the CPU has, and parts of VRAM. */
@@ -56,10 +63,36 @@ static inline void prefill_random(struct plan_layer *f, const struct plan_layer 
     if (pick(s, 2)) v = 0;
     if (l->ffn == FFN_DENSE) f->ff_rows[PLAN_VRAM] = (int32_t)v, f->ff_rows[PLAN_STREAM] = (int32_t)(all - v);
     else f->experts[PLAN_VRAM] = (int16_t)v, f->experts[PLAN_STREAM] = (int16_t)(all - v);
-    f->kv_pages[PLAN_VRAM] = (int32_t)pages;
+    int64_t here = l->window && pages ? pages * pick(s, 2) : pick(s, (int)pages + 1);
+    f->kv_pages[PLAN_VRAM] = (int32_t)here;
+    f->kv_pages[PLAN_STREAM] = (int32_t)(pages - here);
 }
 
-static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+static inline void layers_of(struct kv_layer layers[64], const struct model *m, const struct plan *p) {
+    struct kv_spec spec;
+    struct kv_shape *shapes;
+    size_t all;
+    assert_true(m->n_block <= 64);
+    ok(session_kv_spec(&spec, &shapes, m, p));
+    ok(kv_plan(layers, &all, &spec));
+    free(shapes);
+}
+
+/* Slots for streamed KV: a layer's, or pages of it. */
+static inline void stage_random(struct plan *p, const struct model *m, int phase, uint64_t *s) {
+    struct plan_phase *ph = &p->phase[phase];
+    struct kv_layer layers[64];
+    size_t most = 0, page = 0;
+    layers_of(layers, m, p);
+    for (int il = 0; il < m->n_block; il++) {
+        if (!ph->layers[il].kv_pages[PLAN_STREAM]) continue;
+        most = larger(most, (size_t)ph->layers[il].kv_pages[PLAN_STREAM] * layers[il].page_bytes);
+        page = larger(page, layers[il].page_bytes);
+    }
+    ph->stage_whole = !page || pick(s, 2);
+    ph->stage_slots = page ? 1 + pick(s, 3) : 0;
+    ph->stage_slot_bytes = ((ph->stage_whole ? most : page) + 255) / 256 * 256;
+}
 
 /* A ring for the phase's units: slots that hold one whole, or single parts and then as many slots as a unit has. */
 static inline void ring_random(struct plan *p, const struct model *m, int phase, uint64_t *s) {
@@ -80,6 +113,7 @@ static inline void ring_random(struct plan *p, const struct model *m, int phase,
     bool whole = pick(s, 2);
     ph->ring_slots = !part ? 0 : whole ? 1 + pick(s, 4) : 4 + pick(s, 3);
     ph->ring_slot_bytes = (larger(part, whole ? unit : 0) + 255) / 256 * 256;
+    stage_random(p, m, phase, s);
 }
 
 /* A plan with a GPU from one without. */
@@ -89,13 +123,15 @@ static inline void plan_random(struct plan *p, const struct model *m, const stru
     p->gpu = true;
     struct plan_phase *d = &p->phase[PLAN_DECODE], *f = &p->phase[PLAN_PREFILL];
     bool tied = !m->out.bytes;
+    struct kv_layer kv[64];
+    layers_of(kv, m, p);
     d->head = (uint8_t)(kind == PLAN_ALL_VRAM ? PLAN_VRAM : kind == PLAN_LAYERS ? pick(&s, 2) : pick(&s, PLAN_PLACES));
     d->embed = (uint8_t)(tied ? (d->head == PLAN_VRAM ? PLAN_VRAM : PLAN_CPU) : pick(&s, 2));
     d->chunk_tokens = 1 + pick(&s, 4);
     d->pass_tokens = d->chunk_tokens + pick(&s, 3);
     for (int il = 0; il < m->n_block; il++) {
         const struct layer *l = &m->layers[il];
-        int64_t pages = l->n_kv ? (p->n_ctx + KV_PAGE - 1) / KV_PAGE : 0; /* no ring is shorter in such a context */
+        int64_t pages = kv[il].n_slot;
         memset(&d->layers[il], 0, sizeof d->layers[il]);
         layer_random(&d->layers[il], m, l, pages, kind, &s);
     }
@@ -107,7 +143,7 @@ static inline void plan_random(struct plan *p, const struct model *m, const stru
         if (tied) f->embed = f->head == PLAN_VRAM ? PLAN_VRAM : PLAN_CPU;
         for (int il = 0; il < m->n_block; il++) {
             const struct layer *l = &m->layers[il];
-            prefill_random(&f->layers[il], &d->layers[il], l, l->n_kv ? (p->n_ctx + KV_PAGE - 1) / KV_PAGE : 0, &s);
+            prefill_random(&f->layers[il], &d->layers[il], l, kv[il].n_slot, &s);
         }
     }
     uint64_t rings = s; /* alike in both phases where they are alike */

@@ -82,7 +82,7 @@ static float *logits_of(const char *file, const struct plan *p, struct run_stats
 
 static void cpu_plan(struct plan *p, const char *file, int type_k, int type_v) {
     struct engine *e;
-    struct plan_request q = {.n_ctx = 64, .type_k = type_k, .type_v = type_v, .chunk_tokens = FIRST, .logits_rows = 3, .n_thread = 2, .host_limit = SIZE_MAX};
+    struct plan_request q = {.n_ctx = 600, .type_k = type_k, .type_v = type_v, .chunk_tokens = FIRST, .logits_rows = 3, .n_thread = 2, .host_limit = SIZE_MAX};
     ok(isa_choose(&q.isa, NULL));
     ok(engine_open(&e, path_of(file), NULL));
     ok(plan_make(p, engine_model(e), &q));
@@ -182,6 +182,105 @@ static void all_kv_types(void **state) {
     for (int t = 0; t < 4; t++) with_kv("qwen3-f32", types[t], types[(t + 1) % 4], 0, n_plans(), PLAN_TWO_PHASES);
 }
 
+/* --- the planner's own plans ---------------------------------------------------------------------------------------------- */
+
+static int planned(struct plan *p, const char *file, size_t vram_limit) {
+    struct engine *e;
+    const struct machine *mc;
+    struct plan_request q = {.n_ctx = 600, .type_k = QT_F32, .type_v = QT_F32, .chunk_tokens = FIRST, .logits_rows = 3, .n_thread = 2,
+                             .host_limit = SIZE_MAX, .vram_limit = vram_limit};
+    ok(isa_choose(&q.isa, NULL));
+    ok(machine_find(&mc, "v100-16g-pcie3"));
+    q.machine = mc;
+    ok(engine_open(&e, path_of(file), NULL));
+    int rc = plan_make(p, engine_model(e), &q);
+    for (int ph = 0; ph < PLAN_PHASES && !rc; ph++) { /* what is carved is what was planned */
+        const struct plan_table *t = &p->phase[ph].vram;
+        size_t bytes, own = t->sum - t->runtime - t->headroom;
+        ok(run_vram_bytes(&bytes, engine_model(e), p, (enum plan_phase_id)ph));
+        if (bytes > own || own - bytes > (size_t)32 << 20)
+            fail_msg("%s, %zu bytes of VRAM, phase %d: %zu are carved, planned are %zu", file, vram_limit, ph, bytes, own);
+    }
+    engine_close(e);
+    return rc;
+}
+
+static void plans_of_the_planner(void **state) {
+    (void)state;
+    struct plan *p = malloc(sizeof *p), *cpu = malloc(sizeof *cpu);
+    int ran = 0;
+    for (size_t f = 0; f < sizeof files / sizeof *files; f++) {
+        cpu_plan(cpu, files[f], QT_F32, QT_F32);
+        float *want = logits_of(files[f], cpu, NULL);
+        ok(planned(p, files[f], (size_t)1 << 30));
+        size_t all = p->phase[PLAN_PREFILL].vram.sum > p->phase[PLAN_DECODE].vram.sum ? p->phase[PLAN_PREFILL].vram.sum : p->phase[PLAN_DECODE].vram.sum;
+        static const double shares[] = {1, 0.8, 0.6, 0.4};
+        for (int i = 0; i < 4; i++) {
+            int rc = planned(p, files[f], (size_t)(shares[i] * (double)all));
+            if (rc == ERR_BUDGET) continue;
+            ok(rc);
+            if (!p->gpu) continue;
+            check_plan(files[f], p, want, 1e-4, (uint64_t)(100 * shares[i]));
+            ran++;
+        }
+        free(want);
+    }
+    if (ran < 8) fail_msg("only %d plans were carried out", ran);
+    free(p), free(cpu);
+}
+
+/* --- failures -------------------------------------------------------------------------------------------------------------- */
+
+#if defined(GPU_EMU)
+/* Everything up to the end of a text, whatever fails on the way; then all is closed. */
+static int whole_run(const char *file, const struct plan *p) {
+    struct engine *e;
+    struct session *s = NULL;
+    ok(engine_open(&e, path_of(file), NULL));
+    struct rows r = {.n_vocab = engine_model(e)->n_vocab};
+    r.v = calloc(N_TOK * (size_t)r.n_vocab, sizeof *r.v);
+    int rc = engine_load(e, p, NULL, NULL, NULL);
+    if (!rc) rc = session_open(&s, e, p);
+    if (!rc) rc = evaluate(s, &r);
+    session_close(s);
+    engine_close(e);
+    free(r.v);
+    return rc;
+}
+
+/* The n-th call of each kind fails, for up to 12 n of each, spread over all of them. */
+static void every_call_may_fail(void **state) {
+    (void)state;
+    static const char *const calls[] = {"cudaMalloc", "cudaHostAlloc", "cudaHostRegister", "cudaStreamCreateWithFlags", "cudaEventCreateWithFlags",
+                                        "cudaEventRecord", "cudaStreamWaitEvent", "cudaMemcpyAsync", "cudaMemsetAsync", "launch",
+                                        "cudaStreamSynchronize", "cudaEventSynchronize"};
+    enum { N = sizeof calls / sizeof *calls };
+    const char *file = "qwen3next-f32";
+    struct plan *cpu = malloc(sizeof *cpu), *p = malloc(sizeof *p);
+    long count[N];
+    cpu_plan(cpu, file, QT_F16, QT_Q8_0);
+    random_plan(p, file, cpu, 11, PLAN_TWO_PHASES);
+    emu_reset(NULL);
+    ok(whole_run(file, p));
+    for (int c = 0; c < N; c++) count[c] = emu_calls(calls[c]);
+    for (int c = 0; c < N; c++) {
+        if (!count[c]) fail_msg("%s is never called", calls[c]);
+        for (int i = 0, most = count[c] < 12 ? (int)count[c] : 12; i < most; i++) {
+            long n = most < 2 ? 1 : 1 + i * (count[c] - 1) / (most - 1);
+            emu_reset(NULL);
+            emu_fail(calls[c], n, 0, 0);
+            int rc = whole_run(file, p);
+            emu_fail_clear();
+            bool degrades = !strcmp(calls[c], "cudaHostRegister"); /* what cannot be locked is copied slower */
+            if (degrades ? rc != 0 : rc != ERR_DEVICE && rc != ERR_BUDGET && rc != ERR_NOMEM)
+                fail_msg("%s number %ld fails: %d, %s", calls[c], n, rc, rc ? err_text() : "nobody noticed");
+            if (emu_leaks()) fail_msg("%s number %ld fails: something is left open", calls[c], n);
+        }
+    }
+    free(cpu), free(p);
+}
+#endif
+
 int main(int argc, char **argv) {
     const struct CMUnitTest t[] = {
         cmocka_unit_test(all_in_vram),
@@ -189,6 +288,10 @@ int main(int argc, char **argv) {
         cmocka_unit_test(anything_anywhere),
         cmocka_unit_test(two_phases),
         cmocka_unit_test(all_kv_types),
+        cmocka_unit_test(plans_of_the_planner),
+#if defined(GPU_EMU)
+        cmocka_unit_test(every_call_may_fail),
+#endif
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(t, NULL, NULL);
