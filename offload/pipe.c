@@ -75,6 +75,8 @@ int pipe_open(struct pipe **out, struct gpu *g, struct gpu_stream *compute, void
     return 0;
 }
 
+int pipe_settle(struct pipe *p) { return gpu_stream_sync(p->copy); }
+
 void pipe_close(struct pipe *p) {
     if (!p) return;
     if (p->copy) gpu_stream_sync(p->copy); /* copies ahead read memory that its owner may free next */

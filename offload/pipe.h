@@ -33,6 +33,8 @@ enum { PIPE_BOUNCE_BYTES = 4 << 20 }; /* of each half of the locked buffer */
  * the list that only some passes take (the output matrix). ERR_ARG: a load is larger than a slot, or n_slot < 1. */
 int pipe_open(struct pipe **out, struct gpu *g, struct gpu_stream *compute, void *d_ring, int n_slot, size_t slot_bytes,
               const struct pipe_load *loads, int n_load, int tail);
+/* Waits until no copy is under way, so that the ring and the loads may be given up. */
+int pipe_settle(struct pipe *p);
 void pipe_close(struct pipe *p);
 
 /* Starts a pass that takes all loads, or all but the tail. What was copied ahead for it is kept. After a pass that was broken

@@ -377,6 +377,8 @@ static int leave(struct run *r) {
     if (r->pipe) {
         struct pipe_stats s;
         pipe_stats_get(r->pipe, &s);
+        int settled = pipe_settle(r->pipe);
+        if (!rc) rc = settled;
         r->streamed += s.bytes;
         r->pageable += s.pageable_bytes;
     }
@@ -482,9 +484,8 @@ int run_fill_synthetic(struct run *r, int64_t n, uint64_t seed) {
 static int check_phases(const struct run *r) {
     for (int ph = 0; ph < PLAN_PHASES; ph++) {
         const struct plan_phase *p = &r->plan.phase[ph];
-        if (p->chunk_tokens < 1 || p->pass_tokens < p->chunk_tokens || p->chunk_tokens > r->plan.chunk_tokens)
-            return err_set(ERR_ARG, "plan: passes of %d tokens in chunks of %d (KV for chunks of %d)", p->pass_tokens, p->chunk_tokens,
-                           r->plan.chunk_tokens);
+        if (p->chunk_tokens < 1 || p->pass_tokens < p->chunk_tokens)
+            return err_set(ERR_ARG, "plan: passes of %d tokens in chunks of %d", p->pass_tokens, p->chunk_tokens);
         if (p->ring_slots < 0 || p->ring_slot_bytes % GPU_ALIGN)
             return err_set(ERR_ARG, "plan: a ring of %d slots of %zu bytes (must be a multiple of %d)", p->ring_slots, p->ring_slot_bytes, GPU_ALIGN);
     }
@@ -507,6 +508,8 @@ int run_open(struct run **out, const struct run_opts *o) {
     *r = (struct run){.o = *o, .plan = *o->plan, .m = o->model, .parts = home_parts(o->home), .has_gpu = o->plan->gpu, .phase = -1};
     r->one_phase = !r->has_gpu || phases_alike(o->plan, o->model);
     r->mark_open = r->has_gpu ? gpu_arena_used(o->arena) : 0;
+    for (int ph = 0; ph < PLAN_PHASES; ph++) /* a ring of a window's pages was sized for so many */
+        if (r->plan.phase[ph].chunk_tokens > r->plan.chunk_tokens) r->plan.phase[ph].chunk_tokens = r->plan.chunk_tokens;
     int rc = r->has_gpu ? check_phases(r) : 0;
     cpu_sizes(r);
     if (!rc) rc = open_cpu(r);

@@ -232,8 +232,13 @@ static void plans_of_the_planner(void **state) {
 /* --- failures -------------------------------------------------------------------------------------------------------------- */
 
 #if defined(GPU_EMU)
-/* Everything up to the end of a text, whatever fails on the way; then all is closed. */
-static int whole_run(const char *file, const struct plan *p) {
+static const char *const calls[] = {"cudaMalloc", "cudaHostAlloc", "cudaHostRegister", "cudaStreamCreateWithFlags", "cudaEventCreateWithFlags",
+                                    "cudaEventRecord", "cudaStreamWaitEvent", "cudaMemcpyAsync", "cudaMemsetAsync", "launch",
+                                    "cudaStreamSynchronize", "cudaEventSynchronize"};
+enum { N_CALL = sizeof calls / sizeof *calls };
+
+/* Everything up to the end of a text, whatever fails on the way; then all is closed. count: ?calls before that. */
+static int whole_run(const char *file, const struct plan *p, long count[N_CALL]) {
     struct engine *e;
     struct session *s = NULL;
     ok(engine_open(&e, path_of(file), NULL));
@@ -242,6 +247,7 @@ static int whole_run(const char *file, const struct plan *p) {
     int rc = engine_load(e, p, NULL, NULL, NULL);
     if (!rc) rc = session_open(&s, e, p);
     if (!rc) rc = evaluate(s, &r);
+    for (int c = 0; c < N_CALL && count; c++) count[c] = emu_calls(calls[c]);
     session_close(s);
     engine_close(e);
     free(r.v);
@@ -251,25 +257,20 @@ static int whole_run(const char *file, const struct plan *p) {
 /* The n-th call of each kind fails, for up to 12 n of each, spread over all of them. */
 static void every_call_may_fail(void **state) {
     (void)state;
-    static const char *const calls[] = {"cudaMalloc", "cudaHostAlloc", "cudaHostRegister", "cudaStreamCreateWithFlags", "cudaEventCreateWithFlags",
-                                        "cudaEventRecord", "cudaStreamWaitEvent", "cudaMemcpyAsync", "cudaMemsetAsync", "launch",
-                                        "cudaStreamSynchronize", "cudaEventSynchronize"};
-    enum { N = sizeof calls / sizeof *calls };
     const char *file = "qwen3next-f32";
     struct plan *cpu = malloc(sizeof *cpu), *p = malloc(sizeof *p);
-    long count[N];
+    long count[N_CALL];
     cpu_plan(cpu, file, QT_F16, QT_Q8_0);
     random_plan(p, file, cpu, 11, PLAN_TWO_PHASES);
     emu_reset(NULL);
-    ok(whole_run(file, p));
-    for (int c = 0; c < N; c++) count[c] = emu_calls(calls[c]);
-    for (int c = 0; c < N; c++) {
+    ok(whole_run(file, p, count));
+    for (int c = 0; c < N_CALL; c++) {
         if (!count[c]) fail_msg("%s is never called", calls[c]);
         for (int i = 0, most = count[c] < 12 ? (int)count[c] : 12; i < most; i++) {
             long n = most < 2 ? 1 : 1 + i * (count[c] - 1) / (most - 1);
             emu_reset(NULL);
             emu_fail(calls[c], n, 0, 0);
-            int rc = whole_run(file, p);
+            int rc = whole_run(file, p, NULL);
             emu_fail_clear();
             bool degrades = !strcmp(calls[c], "cudaHostRegister"); /* what cannot be locked is copied slower */
             if (degrades ? rc != 0 : rc != ERR_DEVICE && rc != ERR_BUDGET && rc != ERR_NOMEM)
