@@ -2,7 +2,8 @@
  *
  * Lanes are positions in scores and dims in outputs. With one or two tiles K and V are unpacked in registers for each
  * tile (decoding: memory is the limit). With more, 32 positions of K or 16-32 dims of V are widened once into a panel in
- * L1 that all tiles use: the same kernels run on it with type F32, or on i16 pairs where K is quantised. */
+ * L1 that all tiles use: the same kernels run on it with type F32, or on i16 pairs where K is quantised. Quantised V with
+ * AVX-512 goes through attn_digits.h however many rows there are. */
 #include "cpu/kern_attn.h"
 
 #include "core/quant.h"
@@ -27,8 +28,8 @@ enum { TILE = 12 };
 #define V_VECS(r) 2
 #elif defined(LH_ISA_avx2)
 enum { TILE = 6 };
-#define K_VECS(r) ((r) <= 3 ? 2 : 1)
-#define V_VECS(r) ((r) <= 3 ? 2 : 1)
+#define K_VECS(r) ((r) <= 2 ? 2 : 1)
+#define V_VECS(r) ((r) <= 2 ? 2 : 1)
 #else
 enum { TILE = 4 };
 #define K_VECS(r) ((r) == 1 ? 2 : 1)
@@ -89,21 +90,12 @@ INLINE void score_plain(const int R, const int NV, const int type, const struct 
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < NV; v++) vf_store(s + r * KV_PAGE + first + v * VLEN, acc[r][v]);
 }
 
-/* One word (K_I16: pair) of quantised K: its pairs of i16. Returns how many. */
-INLINE int unpack_pairs(int type, vi *pair, const unsigned char *p) {
+/* Pair j of i16 of a word (K_I16: of a pair) of quantised K. */
+INLINE vi unpack_pair(int type, const unsigned char *p, int j) {
     vi w = vi_load(p);
-    if (type == K_I16) {
-        pair[0] = w;
-        return 1;
-    }
-    if (type == QT_Q8_0) {
-        pair[0] = vi_even8(w), pair[1] = vi_odd8(w);
-        return 2;
-    }
-    vi mask = vi_set1(0x000f000f);
-    pair[0] = vi_and(w, mask), pair[1] = vi_and(vi_shr(w, 4), mask);
-    pair[2] = vi_and(vi_shr(w, 8), mask), pair[3] = vi_and(vi_shr(w, 12), mask);
-    return 4;
+    if (type == K_I16) return w;
+    if (type == QT_Q8_0) return j ? vi_odd8(w) : vi_even8(w);
+    return vi_and(j ? vi_shr(w, 4 * j) : w, vi_set1(0x000f000f));
 }
 
 /* The same for quantised K. Products are exact in i32: 32 * 32767 * 128 < 2^31 / 15. */
@@ -118,14 +110,14 @@ INLINE void score_quant(const int R, const int NV, const int type, const struct 
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < NV; v++)
             sum[r][v] = type == QT_Q4_0 ? vi_set1(-8 * qsum[r]) : vi_zero();
         for (int w = 0; w < KV_BLOCK / 2 / pairs; w++, p += k->step, qi += pairs * TM) {
-            vi x[2][4];
-            UNROLL for (int v = 0; v < NV; v++) {
-                unpack_pairs(type, x[v], p + (size_t)v * k->vec);
-                if (type != K_I16) prefetch(p + (size_t)v * k->vec, k->ahead);
-            }
-            UNROLL for (int j = 0; j < pairs; j++) UNROLL for (int r = 0; r < R; r++) {
-                vi y = vi_set1(qi[j * TM + r]);
-                UNROLL for (int v = 0; v < NV; v++) sum[r][v] = vi_dp16(sum[r][v], x[v][j], y);
+            if (type != K_I16) UNROLL for (int v = 0; v < NV; v++) prefetch(p + (size_t)v * k->vec, k->ahead);
+            UNROLL for (int j = 0; j < pairs; j++) {
+                vi x[2];
+                UNROLL for (int v = 0; v < NV; v++) x[v] = unpack_pair(type, p + (size_t)v * k->vec, j);
+                UNROLL for (int r = 0; r < R; r++) {
+                    vi y = vi_set1(qi[j * TM + r]);
+                    UNROLL for (int v = 0; v < NV; v++) sum[r][v] = vi_dp16(sum[r][v], x[v], y);
+                }
             }
         }
         UNROLL for (int v = 0; v < NV; v++) {
@@ -225,14 +217,10 @@ static struct k_src widen_k(const struct attn_rows *b, const struct k_src *k, in
     int pairs = type == QT_Q8_0 ? 2 : 4;
     for (int w = 0; w < dim / 2 / pairs; w++)
         for (int v = 0; v < NV; v++) {
-            vi x[4];
             const unsigned char *src = p + (size_t)v * k->vec + (size_t)w * k->step;
-            if (type == QT_Q8_0)
-                unpack_pairs(QT_Q8_0, x, src);
-            else
-                unpack_pairs(QT_Q4_0, x, src);
             for (int j = 0; j < pairs; j++)
-                vi_store(out + (w * pairs + j) * PANEL_POS + v * VLEN, type == QT_Q4_0 ? vi_sub8_16(x[j]) : x[j]);
+                vi_store(out + (w * pairs + j) * PANEL_POS + v * VLEN,
+                         type == QT_Q4_0 ? vi_sub8_16(unpack_pair(QT_Q4_0, src, j)) : unpack_pair(QT_Q8_0, src, j));
         }
     for (int i = 0; i < dim / KV_BLOCK; i++)
         for (int v = 0; v < NV; v++)
@@ -625,7 +613,7 @@ static void pack_plain(struct attn_rows *b, int tile, int r, const float *q, flo
     for (int d = 0; d < dim; d++) out[d * TM] = q[d] * scale;
 }
 
-/* Rounds 32 values to i16 with a scale of their own; pairs in the order in which unpack_pairs gives those of K. */
+/* Rounds 32 values to i16 with a scale of their own; pairs in the order of unpack_pair. */
 static void pack_quant(struct attn_rows *b, int tile, int r, const float *q, float scale) {
     int dim = b->layer->head_dim_k, blocks = dim / KV_BLOCK;
     for (int i = 0; i < blocks; i++) {
