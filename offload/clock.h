@@ -1,13 +1,9 @@
-/* clock.h: monotonic seconds. */
+/* clock.h: seconds that pass, real or simulated (core/clock.h). */
 #ifndef LH_OFFLOAD_CLOCK_H
 #define LH_OFFLOAD_CLOCK_H
 
-#include <time.h>
+#include "core/clock.h"
 
-static inline double clock_s(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
+static inline double clock_s(void) { return clock_now_s(); }
 
 #endif

@@ -94,7 +94,7 @@ int64_t session_nearest(const struct session *s, int64_t pos);
 int session_mark(struct session *s);
 /* Fills positions 0..n-1 with plausible random KV instead of a prefill. What follows is a speed, never an answer. */
 int session_fill_synthetic(struct session *s, int64_t n, uint64_t seed);
-/* What passes have moved since the session was opened (offload/run.h). */
+/* What passes have moved since the session was opened (offload/session.h). */
 void session_stats(const struct session *s, struct run_stats *stats);
 /* Lets the worker threads sleep until the next call. */
 void session_rest(struct session *s);

@@ -3,6 +3,7 @@
  * Order on the device is that of one compute stream; the host waits only where the CPU takes over (event `handed`, recorded
  * behind the copy), and at the end of a pass. That also keeps the host's buffers safe: the CPU writes to one that a copy
  * reads only after it has waited for a later point of the same stream. */
+#include "core/clock.h"
 #include "core/err.h"
 #include "cpu/pool.h"
 #include "offload/run_impl.h"
@@ -79,6 +80,17 @@ static int release(struct run *r, const struct unit_loads *u) {
 
 /* --- units --------------------------------------------------------------------------------------------------------------- */
 
+/* What the CPU has read and computed for a part, for simulated clocks: of experts those that n tokens are likely to choose. */
+static void worked(const struct run *r, const struct part *p, int n) {
+    if (!r->has_gpu || !clock_simulated()) return;
+    double bytes = (double)p->bytes, weights = 0, touched = 1;
+    for (int i = 0; i < p->n_tensor; i++)
+        if (!p->tensors[i].vector) weights += (double)p->tensors[i].rows * (double)p->tensors[i].cols * p->tensors[i].n_matrix;
+    if (p->kind == PART_EXPERTS) touched = (double)r->m->n_expert_used / r->m->n_expert;
+    if (p->kind == PART_MIXER && r->m->layers[p->il].n_kv) bytes += kv_bytes_per_token(r->cpu.kv, p->il) * (double)(r->cpu.kv->n + n);
+    clock_work(bytes * (touched * n < 1 ? touched * n : 1), 2 * weights * touched * n);
+}
+
 static int mixer_unit(struct run *r, int il, int n) {
     int part = r->parts->layers[il].mixer, chunk = run_chunk(r);
     bool gpu = on_gpu(r, &r->parts->v[part]);
@@ -86,6 +98,7 @@ static int mixer_unit(struct run *r, int il, int n) {
     TRY(place(r, gpu, n));
     TRY(bind(r, part));
     for (int t = 0; t < n; t += chunk) TRY(decoder_mixer(s->d, il, s->x + (int64_t)t * r->m->dim, t, at_most(chunk, n - t)));
+    if (!gpu) worked(r, &r->parts->v[part], n);
     return r->mixer ? release(r, &r->mixer[il]) : 0;
 }
 
@@ -102,6 +115,7 @@ static int own_parts(struct run *r, int il, bool gpu, int n, bool *any) {
         TRY(reach(r, i, &base));
         part_ffn(&f, &r->parts->v[i], base);
         TRY(decoder_ffn_part(s->d, il, *any ? s->d->part : s->d->d, &f, n));
+        if (!gpu) worked(r, &r->parts->v[i], n);
         if (*any) TRY(s->ops->add(s->ops, s->d->d, s->d->part, (int64_t)n * r->m->dim));
         *any = true;
     }
@@ -240,6 +254,7 @@ int run_pass(struct run *r, const int32_t *ids, int n, const struct run_want *wa
 static int head_rows(struct run *r, bool gpu, int t, int n) {
     struct side *s = side(r, gpu);
     TRY(decoder_head(s->d, s->logits, s->x + (int64_t)t * r->m->dim, n));
+    if (!gpu) worked(r, &r->parts->v[r->parts->head], n);
     if (!gpu) return 0;
     TRY(gpu_copy_out(r->stream, r->cpu.logits, s->logits, (size_t)n * (size_t)r->m->n_vocab * sizeof(float)));
     return wait_host(r);

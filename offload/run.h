@@ -81,12 +81,7 @@ int run_fill_synthetic(struct run *r, int64_t n, uint64_t seed);
 
 void run_rest(struct run *r); /* worker threads sleep until the next pass */
 
-/* Since run_open. */
-struct run_stats {
-    double streamed_bytes;  /* weights that crossed the link */
-    double pageable_bytes;  /* of them from memory that is not locked */
-    long switches;          /* changes of phase */
-};
+struct run_stats; /* session.h */
 void run_stats_get(const struct run *r, struct run_stats *s);
 
 #endif

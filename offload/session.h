@@ -16,4 +16,11 @@ struct cpu_opts session_cpu_opts(const struct model *m, const struct plan *p);
 /* Hidden states, logits, decoder and back end scratch. SIZE_MAX: overflow. */
 size_t session_scratch_bytes(const struct model *m, const struct plan *p);
 
+/* What a session has moved since it was opened. */
+struct run_stats {
+    double streamed_bytes;  /* weights that crossed the link */
+    double pageable_bytes;  /* of them from memory that is not page-locked */
+    long switches;          /* changes of phase */
+};
+
 #endif

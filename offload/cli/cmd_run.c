@@ -7,7 +7,9 @@
 #include "core/sampler.h"
 #include "core/utf8.h"
 #include "offload/cli/escape.h"
+#include "gpu/gpu.h"
 #include "offload/clock.h"
+#include "offload/session.h"
 
 #include <errno.h>
 #include <math.h>
@@ -28,6 +30,8 @@ struct run_opts {
     int64_t top_k, repeat_last_n, seed;
     bool temp_seen;
     struct opt_list stops;
+    const char *machine;
+    int64_t vram_mib;
 };
 
 enum stop { STOP_EOS, STOP_LENGTH, STOP_STRING, STOP_INTERRUPTED };
@@ -80,6 +84,8 @@ struct run {
     struct sampler *sampler;
     struct tok_stream *stream;
     struct plan plan;
+    struct machine machine;
+    size_t vram_limit;         /* after an arena that could not be had */
     struct ids prompt, out;    /* prompt of the first turn; generated ids of all turns */
     struct text answer;        /* generated text of the latest turn */
     FILE *logits;
@@ -110,6 +116,8 @@ static int parse(struct run_opts *o, int argc, char **argv) {
     defaults(o);
     struct opt tab[] = {
         CLI_MODEL_OPTS(o->m),
+        {.names = "--machine", .type = OPT_STRING, .dst = &o->machine, .metavar = "NAME|FILE", .help = "rates of this machine: use its GPU as planned for them"},
+        {.names = "--vram-mib", .type = OPT_INT, .dst = &o->vram_mib, .metavar = "N", .help = "VRAM for weights, KV, state, scratch, ring", .min = 1, .max = 1LL << 30},
         {.names = "Prompt", .type = OPT_GROUP},
         {.names = "-p,--prompt", .type = OPT_STRING, .dst = &o->prompt, .no_env = true, .metavar = "TEXT", .help = "prompt (in a chat: the user's message, after that of -f)"},
         {.names = "-f,--file", .type = OPT_STRING, .dst = &o->file, .no_env = true, .metavar = "FILE", .help = "prompt from a file of any size; - is standard input"},
@@ -279,6 +287,30 @@ static int completion_ids(struct run *r, const struct text *t, bool given) {
     return rc;
 }
 
+/* One allocation, of what the larger phase takes. */
+static size_t arena_bytes(const struct plan *p) {
+    size_t most = 0;
+    for (int ph = 0; ph < PLAN_PHASES && p->gpu; ph++) {
+        const struct plan_table *t = &p->phase[ph].vram;
+        if (t->sum - t->runtime - t->headroom > most) most = t->sum - t->runtime - t->headroom;
+    }
+    return most;
+}
+
+/* What is asked of the planner. The GPU is used where its rates, and those of the machine around it, are given. */
+static int request(struct run *r, struct plan_request *q, int64_t n_ctx) {
+    const struct run_opts *o = &r->o;
+    int n = 0, rc = cli_request(q, &o->m, r->engine, n_ctx, o->logits_out ? 8 : 1);
+    if (rc || (!o->machine && !o->vram_mib)) return rc;
+    if (!o->machine) return err_set(ERR_ARG, "--vram-mib %lld: say what the machine does with --machine NAME or FILE", (long long)o->vram_mib);
+    if (o->m.dev != CLI_DEV_NONE && (rc = gpu_count(&n))) return rc;
+    if (!n) return err_set(ERR_ARG, "--machine %.60s: there is no GPU to use; longhaul plan --machine predicts without one", o->machine);
+    rc = machine_open(&r->machine, o->machine);
+    q->machine = &r->machine;
+    q->vram_limit = r->vram_limit ? r->vram_limit : (size_t)o->vram_mib << 20;
+    return rc;
+}
+
 /* The context to plan for. Unset: what a completion needs; else the trained context, or what fits, said aloud. */
 static int choose_ctx(struct run *r, int64_t *n_ctx) {
     const struct model *m = engine_model(r->engine);
@@ -297,7 +329,7 @@ static int choose_ctx(struct run *r, int64_t *n_ctx) {
         return 0;
     }
     struct plan_request q;
-    int rc = cli_request(&q, &o->m, r->engine, m->n_ctx_train, o->logits_out ? 8 : 1);
+    int rc = request(r, &q, m->n_ctx_train);
     if (rc) return rc;
     int64_t most = m->n_ctx_train > (int64_t)r->prompt.n + 1 ? m->n_ctx_train : (int64_t)r->prompt.n + 256;
     *n_ctx = plan_max_ctx(m, &q, most);
@@ -312,7 +344,7 @@ static int make_plan(struct run *r) {
     int64_t n_ctx;
     int rc = choose_ctx(r, &n_ctx);
     struct plan_request q;
-    if (!rc) rc = cli_request(&q, &r->o.m, r->engine, n_ctx, r->o.logits_out ? 8 : 1);
+    if (!rc) rc = request(r, &q, n_ctx);
     if (!rc) rc = plan_make(&r->plan, engine_model(r->engine), &q);
     if (!rc && (int64_t)r->prompt.n > n_ctx)
         rc = err_set(ERR_ARG, "the prompt has %zu tokens, the context only %lld: raise -c", r->prompt.n, (long long)n_ctx);
@@ -541,24 +573,38 @@ static int conversation(struct run *r, struct history *h, bool have_user) {
     return rc;
 }
 
+static void print_placement(const struct run *r) {
+    const struct plan *p = &r->plan;
+    struct run_stats moved;
+    const struct plan_phase *d = &p->phase[PLAN_DECODE];
+    session_stats(r->session, &moved);
+    fprintf(stderr, "placement        : decode has %s of weights and %s of KV in VRAM, %s and %s on the host (%d thread%s, %s)\n",
+            cli_bytes((double)d->vram.weights), cli_bytes((double)d->vram.kv), cli_bytes((double)d->host.weights), cli_bytes((double)d->host.kv),
+            p->n_thread, p->n_thread == 1 ? "" : "s", isa_name(p->isa));
+    fprintf(stderr, "streamed weights : %s in all, %s of it not page-locked; the phase changed %ld time%s\n", cli_bytes(moved.streamed_bytes),
+            cli_bytes(moved.pageable_bytes), moved.switches, moved.switches == 1 ? "" : "s");
+}
+
 static void print_stats(const struct run *r) {
+    const char *mark = clock_simulated() ? " (simulated)" : "";
     const struct plan *p = &r->plan;
     double total = clock_s() - r->start_s;
     double pp = r->n_prefill / (r->prefill_s > 0 ? r->prefill_s : 1e-9), tg = r->n_decode / (r->decode_s > 0 ? r->decode_s : 1e-9);
-    fprintf(stderr, "\nload time        = %10.2f ms\n", engine_load_s(r->engine) * 1e3);
-    fprintf(stderr, "prompt eval time = %10.2f ms / %5lld tokens (%8.2f ms per token, %8.2f tokens per second)\n", r->prefill_s * 1e3,
-            (long long)r->n_prefill, r->n_prefill ? r->prefill_s * 1e3 / (double)r->n_prefill : 0, r->n_prefill ? pp : 0);
-    fprintf(stderr, "eval time        = %10.2f ms / %5lld runs   (%8.2f ms per token, %8.2f tokens per second)\n", r->decode_s * 1e3,
-            (long long)r->n_decode, r->n_decode ? r->decode_s * 1e3 / (double)r->n_decode : 0, r->n_decode ? tg : 0);
-    fprintf(stderr, "total time       = %10.2f ms / %5lld tokens; first token after %.2f ms\n", total * 1e3,
-            (long long)(r->n_prefill + r->n_decode), r->first_token_s * 1e3);
+    fprintf(stderr, "\nload time        = %10.2f ms%s\n", engine_load_s(r->engine) * 1e3, mark);
+    fprintf(stderr, "prompt eval time = %10.2f ms / %5lld tokens (%8.2f ms per token, %8.2f tokens per second)%s\n", r->prefill_s * 1e3,
+            (long long)r->n_prefill, r->n_prefill ? r->prefill_s * 1e3 / (double)r->n_prefill : 0, r->n_prefill ? pp : 0, mark);
+    fprintf(stderr, "eval time        = %10.2f ms / %5lld runs   (%8.2f ms per token, %8.2f tokens per second)%s\n", r->decode_s * 1e3,
+            (long long)r->n_decode, r->n_decode ? r->decode_s * 1e3 / (double)r->n_decode : 0, r->n_decode ? tg : 0, mark);
+    fprintf(stderr, "total time       = %10.2f ms / %5lld tokens; first token after %.2f ms%s\n", total * 1e3,
+            (long long)(r->n_prefill + r->n_decode), r->first_token_s * 1e3, mark);
     int64_t pos = session_pos(r->session);
     double bytes = p->weight_bytes_per_tok + p->state_bytes_per_tok + p->kv_bytes_per_position * ((double)pos - 0.5 * (double)r->n_decode);
-    fprintf(stderr, "placement        : weights %s and KV %s on the host, attended by the CPU (%d thread%s, %s)\n",
+    if (p->gpu) print_placement(r);
+    else fprintf(stderr, "placement        : weights %s and KV %s on the host, attended by the CPU (%d thread%s, %s)\n",
             cli_bytes((double)p->weights_bytes), cli_bytes((double)p->kv_bytes), p->n_thread, p->n_thread == 1 ? "" : "s", isa_name(p->isa));
     if (r->n_decode)
-        fprintf(stderr, "decode traffic   : %s a token at depth %lld (weights %s) = %.1f GB/s read\n", cli_bytes(bytes), (long long)pos,
-                cli_bytes(p->weight_bytes_per_tok), bytes * tg * 1e-9);
+        fprintf(stderr, "decode traffic   : %s a token at depth %lld (weights %s) = %.1f GB/s read%s\n", cli_bytes(bytes), (long long)pos,
+                cli_bytes(p->weight_bytes_per_tok), bytes * tg * 1e-9, mark);
     fprintf(stderr, "memory           : planned %s at most, peak resident %s\n", cli_bytes((double)p->host_bytes), cli_bytes((double)cli_rss_peak()));
 }
 
@@ -582,11 +628,30 @@ static void print_json(const struct run *r) {
     json_t *j = json_pack("{s:o, s:o, s:o, s:s, s:o, s:o, s:{s:I, s:I, s:I, s:I}}", "prompt_ids", ids_json(&r->prompt), "ids", ids_json(&r->out),
                           "text", json_stringn(text ? text : "", n), "stop", stop_names[r->stop], "timings", timings, "plan",
                           cli_plan_json(&r->plan), "memory", "host_planned_bytes", (json_int_t)r->plan.host_bytes, "host_peak_bytes",
-                          (json_int_t)cli_rss_peak(), "vram_planned_bytes", (json_int_t)0, "vram_peak_bytes", (json_int_t)0);
+                          (json_int_t)cli_rss_peak(), "vram_planned_bytes", (json_int_t)arena_bytes(&r->plan), "vram_peak_bytes", (json_int_t)arena_bytes(&r->plan));
+    if (clock_simulated()) json_object_set_new(json_object_get(j, "timings"), "simulated", json_true());
     json_dumpf(j, stdout, JSON_COMPACT | JSON_ENSURE_ASCII);
     printf("\n");
     json_decref(j);
     free(text);
+}
+
+/* Weights and a session. VRAM that cannot be had after all: plans again with less, three times at most. */
+static int load(struct run *r, struct cli_progress *p) {
+    for (int again = 0;; again++) {
+        int rc = engine_load(r->engine, &r->plan, cli_progress_show, p, &cli_stop);
+        cli_progress_end(p);
+        if (!rc) break;
+        if (rc != ERR_BUDGET || !r->plan.gpu || again == 3) return rc;
+        r->vram_limit = arena_bytes(&r->plan) / 10 * 9;
+        cli_note("%s; planning with %s of VRAM", err_text(), cli_bytes((double)r->vram_limit));
+        rc = make_plan(r);
+        if (rc) return rc;
+    }
+    size_t slow = engine_pageable_bytes(r->engine);
+    if (slow && r->o.m.strict) return err_set(ERR_STRICT, "%s of the weights that are copied cannot be page-locked (--strict)", cli_bytes((double)slow));
+    if (slow) cli_note("%s of the weights that are copied cannot be page-locked: they go through a small buffer, slower", cli_bytes((double)slow));
+    return session_open(&r->session, r->engine, &r->plan);
 }
 
 static int work(struct run *r) {
@@ -625,9 +690,7 @@ static int work(struct run *r) {
     if (!rc) rc = tok_stream_open(&r->stream, r->tok, text_flags(r));
     struct cli_progress p;
     cli_progress_begin(&p, "loading", "MiB", 1.0 / 1048576);
-    if (!rc) rc = engine_load(r->engine, &r->plan, cli_progress_show, &p, &cli_stop);
-    cli_progress_end(&p);
-    if (!rc) rc = session_open(&r->session, r->engine, &r->plan);
+    if (!rc) rc = load(r, &p);
     if (!rc && is_chat(&r->o)) {
         rc = conversation(r, &h, given);
     } else if (!rc) {

@@ -128,7 +128,25 @@ void cli_print_plan(FILE *to, const struct plan *p, const struct model *m) {
             p->chunk_tokens, cli_bytes(p->weight_bytes_per_tok), cli_bytes(p->kv_bytes_per_position * 1024));
 }
 
+/* Of decode; KV outside VRAM by the pages of either place. */
+static json_t *gpu_plan_json(const struct plan *p) {
+    const struct plan_phase *d = &p->phase[PLAN_DECODE];
+    double pages[PLAN_PLACES] = {0};
+    for (int il = 0; il < MODEL_MAX_LAYER; il++)
+        for (int q = 0; q < PLAN_PLACES; q++) pages[q] += d->layers[il].kv_pages[q];
+    double out = pages[PLAN_CPU] + pages[PLAN_STREAM], streamed = out > 0 ? (double)d->host.kv * pages[PLAN_STREAM] / out : 0;
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:i, s:I, s:s, s:s, s:s}",
+                     "weights_vram_bytes", (json_int_t)d->vram.weights, "weights_host_bytes", (json_int_t)d->host.weights,
+                     "kv_vram_bytes", (json_int_t)d->vram.kv, "kv_cpu_bytes", (json_int_t)((double)d->host.kv - streamed),
+                     "kv_streamed_bytes", (json_int_t)streamed, "kv_total_bytes", (json_int_t)p->kv_bytes,
+                     "state_bytes", (json_int_t)p->state_bytes, "saved_state_bytes", (json_int_t)p->saved_bytes, "scratch_bytes",
+                     (json_int_t)(d->vram.scratch + d->host.scratch), "ring_bytes", (json_int_t)(d->vram.ring + d->vram.stage), "threads", p->n_thread,
+                     "chunk_tokens", p->phase[PLAN_PREFILL].chunk_tokens, "n_ctx", (json_int_t)p->n_ctx, "type_k", cli_type_name(p->type_k),
+                     "type_v", cli_type_name(p->type_v), "kernels", isa_name(p->isa));
+}
+
 json_t *cli_plan_json(const struct plan *p) {
+    if (p->gpu) return gpu_plan_json(p);
     return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:i, s:I, s:s, s:s, s:s}",
                      "weights_vram_bytes", (json_int_t)0, "weights_host_bytes", (json_int_t)p->weights_bytes,
                      "kv_vram_bytes", (json_int_t)0, "kv_cpu_bytes", (json_int_t)p->kv_bytes,
@@ -154,9 +172,9 @@ static int degrade(const struct cli_opts *o, int rc, const char *fmt, ...) {
 
 int cli_warn(const struct cli_opts *o, const struct engine *e, const struct plan *p) {
     const struct model *m = engine_model(e);
-    int rc = cli_gpu_warn(o);
+    int rc = p->gpu ? 0 : cli_gpu_warn(o);
     if (o->flash == 2) return err_set(ERR_ARG, "--flash-attn off: attention is always fused here; leave the option out");
-    if (o->ngl_seen && o->ngl > 0)
+    if (o->ngl_seen && o->ngl > 0 && !p->gpu)
         rc = degrade(o, rc, "-ngl %lld was asked for, but the engine of this version does not use a GPU: all %d layers run on the CPU",
                      (long long)o->ngl, m->n_layer);
     const struct rope *r = &m->ropes[0];

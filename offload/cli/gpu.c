@@ -75,7 +75,7 @@ int cli_gpu_warn(const struct cli_opts *o) {
     char line[512];
     cli_gpu_line(line, sizeof line, CLI_GPU_SEEN);
     if (o->dev >= 0 && o->strict)
-        return err_set(ERR_STRICT, "-dev %d was asked for, but the engine of this version does not use a GPU (--strict)", o->dev);
-    cli_note("GPU %s: not used, the engine of this version runs everything on the CPU", line);
+        return err_set(ERR_STRICT, "-dev %d was asked for, but a GPU is used only by run --machine NAME or FILE (--strict)", o->dev);
+    cli_note("GPU %s: not used, everything runs on the CPU (run --machine NAME or FILE uses it)", line);
     return 0;
 }

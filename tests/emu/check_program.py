@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""What the program says about cards: one that is there and not used, none, a driver that is too old, and -dev. Arguments: the
+"""What the program says about cards: one that is there and not used, none, a driver that is too old, and -dev; and a text written with
+layers streamed and split on a described card: the same as without one, every speed marked as simulated. Arguments: the
 program built against the emulator, the folder of test data."""
 import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 BAD = []
 
@@ -47,6 +49,29 @@ def main():
     expect({}, ("plan", "-m", model), 0, out=["GPU back end: 0: "], err=["not used"])
     expect({}, ("bench", "-m", model, "-p", "1", "-n", "0", "-dev", "0"), 2, err=["-dev 0"])
     expect({}, ("bench", "-m", model, "-p", "1", "-n", "0", "-r", "1"), 0, err=["not used"])
+    text = ("run", "-m", model, "-p", "Once upon", "-n", "40", "--temp", "0")
+    _, plain, _ = run({}, *text, "-dev", "none")
+    for mib in ("1", "64"):
+        rc, out, err = run({}, *text, "--machine", "v100-16g-pcie3", "--vram-mib", mib)
+        streamed = [line for line in err.splitlines() if line.startswith("streamed")]
+        if rc or out != plain:
+            BAD.append(f"--vram-mib {mib}: status {rc}, wrote {out!r}, without a GPU {plain!r}\n{err}")
+        if not streamed or (mib == "1") == (" 0.0 KiB in all" in streamed[0]):
+            BAD.append(f"--vram-mib {mib}: {err}")
+        for line in err.splitlines():
+            if ("per second" in line or "GB/s" in line or " ms" in line) and "simulated" not in line:
+                BAD.append(f"--vram-mib {mib}: a speed that is not marked: {line}")
+    rc, out, _ = run({}, *text, "--machine", "v100-16g-pcie3", "--vram-mib", "1", "--json")
+    if rc or '"simulated": true' not in out.replace('"simulated":true', '"simulated": true') or '"vram_planned_bytes":0' in out:
+        BAD.append(f"--json: {out}")
+    expect({}, (*text, "--vram-mib", "1"), 2, err=["--machine"])
+    expect({}, (*text, "--machine", "nosuch"), 2, err=["nosuch"])
+    expect(none, (*text, "--machine", "v100-16g-pcie3"), 2, err=["no GPU"])
+    # the arena is refused once: planned again with less (a file: simulations begin with a fresh card, without faults)
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
+        f.write('{"name": "card", "origin": "edited", "date": "2026-12-01", "gpu": {"name": "V100", "sm": 70, "vram_bytes": 16.94e9}}')
+        f.flush()
+        expect({"EMU_FAIL": "cudaMalloc:1"}, (*text, "--machine", f.name, "--vram-mib", "8"), 0, out=[plain], err=["planning with"])
     print(*BAD, sep="\n", end="\n" if BAD else "")
     return 1 if BAD else 0
 

@@ -141,7 +141,7 @@ endif()
 
 # The program on the emulated card: what it says about cards and their absence.
 if(TARGET longhaul_cli)
-  add_executable(longhaul_emu ${CLI_SOURCES})
+  add_executable(longhaul_emu ${CLI_SOURCES} tests/emu/program.c)
   set_target_properties(longhaul_emu PROPERTIES OUTPUT_NAME longhaul-emu LH_GPU_BACK_END lh_gpu_emu_800)
   target_link_libraries(longhaul_emu PRIVATE longhaul PkgConfig::JANSSON)
   target_include_directories(longhaul_emu PRIVATE ${PROJECT_BINARY_DIR}/include)
