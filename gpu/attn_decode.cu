@@ -88,14 +88,14 @@ static __device__ __forceinline__ void note_bad(unsigned long long *bad, int64_t
     atomicMin(bad, (unsigned long long)pos);
 }
 
-/* x[dim] of one side into shared memory, rotated where the cache says so. Ends with a barrier. */
+/* x[dim] of one side into shared memory, rotated where the cache says so. Without a barrier behind it when not rotated: here
+ * and in encode_blocks thread t takes elements t, t + THREADS, ... */
 static __device__ __forceinline__ void load_side(float *x, const float *src, int dim, int rotate, float most, int64_t pos,
                                                  unsigned long long *bad) {
     for (int d = threadIdx.x; d < dim; d += blockDim.x) {
         x[d] = src[d];
         if (!(fabsf(src[d]) <= most)) note_bad(bad, pos);
     }
-    __syncthreads();
     if (rotate) rotate_shared(x, dim, rotate_block(dim));
 }
 
@@ -305,7 +305,7 @@ template <int TK, int TV> static __global__ void __launch_bounds__(THREADS) attn
         }
     }
 
-    __syncthreads();
+    /* `across` was last read before a barrier */
 #pragma unroll
     for (int i = 0; i < ATTN_ROWS; i++) {
         float sum = warp_sum(l[i]);
@@ -358,9 +358,8 @@ static __global__ void __launch_bounds__(THREADS) attn_merge_k(struct attn_args_
             s = __fmaf_rn(p[d], exp2f(p[dim] - shift), s);
         }
         if (more) s = __fmaf_rn(more[d], exp2f(more[dim] - shift), s);
-        x[d] = s / l;
+        x[d] = s / l; /* read by this thread, but for the rotation, which begins with a barrier */
     }
-    __syncthreads();
     if (a.kv.rotate_v) rotate_shared(x, dim, rotate_block(dim));
     for (int d = threadIdx.x; d < dim; d += THREADS) a.o[(size_t)blockIdx.x * dim + d] = x[d];
 }

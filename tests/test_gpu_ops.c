@@ -536,6 +536,7 @@ static void stored_bytes(void) {
         struct shape s = random_shape(&seed, i);
         int64_t n = 1 + (int64_t)(test_rand(&seed) % 400);
         s.window = 0;
+        if (i == 0) s = (struct shape){.type_k = QT_Q8_0, .type_v = QT_Q8_0, .dim_k = 256, .dim_v = 256, .n_kv = 1}; /* all codes in use */
         float *k = normals((size_t)(n * s.n_kv * s.dim_k), &seed, 3), *v = normals((size_t)(n * s.n_kv * s.dim_v), &seed, 3);
         for (int64_t j = 0; j < n * s.n_kv * s.dim_k; j += 7) k[j] = (float)(int)(k[j] * 4) / 8; /* ties, zeros */
         memset(v, 0, sizeof *v * (size_t)s.dim_v);
