@@ -24,8 +24,9 @@ HOST = re.compile(r"cudaStreamSynchronize|cudaEventRecord|cudaStreamWaitEvent|cu
 
 # Which tests to ask first: programs without their ending, and a pattern of cases ("": all).
 FIRST = {
-    "attn_decode.cu": [("test_gpu_ops", "attention_in*"), ("test_gpu_ops", "stored*")],
-    "attn_prefill.cu": [("test_gpu_prefill", "attention_in*"), ("test_gpu_prefill", "batches*"), ("test_gpu_prefill", "")],
+    "attn_decode.cu": [("test_gpu_ops", "stored*"), ("test_gpu_ops", "attention_in*"), ("test_gpu_ops", "bad_values*"),
+                       ("test_gpu_kv_store", "")],
+    "attn_prefill.cu": [("test_gpu_prefill", "attention_masks*"), ("test_gpu_prefill", "batches*"), ("test_gpu_prefill", "")],
     "common.cuh": [("test_gpu_ops", "norms*"), ("test_gpu_ops", "stored*"), ("test_gpu_ops", "attention_in*")],
     "delta.cu": [("test_gpu_delta", "the_layer*"), ("test_gpu_delta", "hard*"), ("test_gpu_delta", "")],
     "dequant.cu": [("test_gpu_prefill", "products*"), ("test_gpu_prefill", "experts*"), ("test_gpu_prefill", "")],
@@ -82,6 +83,8 @@ def try_kernel(build, name, number, before):
                     continue
                 tried.add(key)
                 command = [os.path.join(build, program + ending)] + ([pattern] if pattern else [])
+                if not os.path.exists(command[0]):
+                    continue
                 fails, how, reached = run(command, dict(extra, **skip), before)
                 met |= reached
                 if fails and reached:
