@@ -98,20 +98,27 @@ static inline void stage_random(struct plan *p, const struct model *m, int phase
 static inline void ring_random(struct plan *p, const struct model *m, int phase, uint64_t *s) {
     struct parts ps;
     size_t part = 0, unit = 0;
-    p->phase[phase].ring_slot_bytes = SIZE_MAX / 2; /* experts in one group */
+    int loads = 1;
+    p->phase[phase].ring_slot_bytes = SIZE_MAX / 2; /* the other phase decides into which groups experts go: all, or single ones */
     ok(parts_open(&ps, m, p));
     for (int i = 0; i < ps.n; i++)
         if (ps.v[i].place[phase] == PLAN_STREAM) part = larger(part, ps.v[i].bytes);
     for (int il = 0; il < m->n_block; il++) {
         size_t sum = 0;
+        int n = 0;
         const struct part_layer *l = &ps.layers[il];
-        for (int i = l->rest; i < l->ffn + l->n_ffn; i++) sum += ps.v[i].place[phase] == PLAN_STREAM ? ps.v[i].bytes : 0;
+        for (int i = l->rest; i < l->ffn + l->n_ffn; i++) {
+            if (ps.v[i].place[phase] != PLAN_STREAM) continue;
+            sum += ps.v[i].bytes;
+            n++;
+        }
         unit = larger(unit, sum);
+        if (n > loads) loads = n;
     }
     parts_close(&ps);
     struct plan_phase *ph = &p->phase[phase];
     bool whole = pick(s, 2);
-    ph->ring_slots = !part ? 0 : whole ? 1 + pick(s, 4) : 4 + pick(s, 3);
+    ph->ring_slots = !part ? 0 : whole ? 1 + pick(s, 4) : loads + pick(s, 3);
     ph->ring_slot_bytes = (larger(part, whole ? unit : 0) + 255) / 256 * 256;
     stage_random(p, m, phase, s);
 }
