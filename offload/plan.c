@@ -148,7 +148,7 @@ static void finish(struct plan *p, const struct plan_work *w) {
     struct plan_rates r;
     size_t locked = mc->host.memlock_bytes >= 0 ? (size_t)mc->host.memlock_bytes : SIZE_MAX;
     p->pageable_bytes = p->pinned_bytes > locked ? p->pinned_bytes - locked : 0;
-    plan_rates_of(&r, w, p->pinned_bytes ? (double)p->pageable_bytes / (double)p->pinned_bytes : 0);
+    plan_rates_of(&r, w);
     pre->embed = dec->embed = w->tied && dec->head == PLAN_VRAM && pre->head == PLAN_VRAM ? PLAN_VRAM : PLAN_CPU;
     p->n_thread = dec->n_thread;
     p->scratch_bytes = pre->host.scratch;
@@ -156,8 +156,8 @@ static void finish(struct plan *p, const struct plan_work *w) {
     size_t load = pre->host.weights + p->load_bytes + p->runtime_bytes;
     p->host_bytes = pre->host.sum > load ? pre->host.sum : load;
     plan_decode_step(&p->decode, w, &r, dec, p->depth);
-    p->prefill_s = plan_prefill_s(&p->prefill_bound, w, &r, pre, p->prompt, INT32_MAX);
-    p->rehome_s = (double)p->rehome_bytes / r.link;
+    p->prefill_s = plan_prefill_s(&p->prefill_bound, w, &r, pre, p->prompt, (double)p->pinned_bytes, INT32_MAX);
+    p->rehome_s = plan_copy_s(&r, (double)p->rehome_bytes, (double)p->pinned_bytes);
     p->load_s = (double)pre->vram.weights / r.link + w->file_bytes / r.dram;
     p->predicted = true;
 }
@@ -241,7 +241,7 @@ int plan_make(struct plan *out, const struct model *m, const struct plan_request
     if (rc) return rc;
     if (r->machine) {
         struct plan_rates rates;
-        plan_rates_of(&rates, &w, 0);
+        plan_rates_of(&rates, &w);
         plan_cpu_step(&out->decode, &w, &rates, out->depth);
         out->prefill_s = plan_cpu_prefill_s(&w, &rates, out->prompt);
         out->prefill_bound = PLAN_BY_CPU;
@@ -263,7 +263,7 @@ int plan_predict(struct plan_step *out, const struct plan *p, const struct model
                                            : open_work(&w, q, m, r);
     free(q);
     if (rc) return rc;
-    plan_rates_of(&rates, &w, p->pinned_bytes ? (double)p->pageable_bytes / (double)p->pinned_bytes : 0);
+    plan_rates_of(&rates, &w);
     if (p->gpu)
         plan_decode_step(out, &w, &rates, &p->phase[PLAN_DECODE], depth);
     else

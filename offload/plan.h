@@ -20,7 +20,7 @@
  *   T0 = sum over parts of their GPU time, or CPU time; where both work on a layer the longer of the two, and a hand-over
  *   T  = max(T0 + d, X / Bp): X bytes streamed; d >= 0 is how much longer the CPU's windows get since copies read DRAM
  *        too: C + X <= Bd * (CPU windows) + Bp * (the rest), C bytes read by the CPU
- * and a pass of prefill takes the longer of its arithmetic and its copies (their sum where a slot is refilled too late).
+ * and a pass of prefill takes the longer of its arithmetic and its copies (their sum where there is a single slot, refilled after its use).
  * All of it is linear in the bytes of each place, so a small linear program finds the optimum of the average layer; whole
  * pages, rows and layers are then improved step by step with the sums over the real layers.
  *
@@ -119,7 +119,7 @@ struct plan_phase {
     int pass_tokens;      /* of a pass; weights cross the link once per pass */
     int ring_slots, stage_slots; /* 0: nothing is streamed */
     size_t ring_slot_bytes, stage_slot_bytes;
-    int stage_wanted;     /* slots if there is KV to stage */
+    int ring_wanted, stage_wanted; /* slots if anything is streamed */
     bool stage_whole;     /* prefill: a slot holds all streamed KV of a layer, which crosses once per pass, not per chunk */
     int n_thread;         /* of the CPU pool */
     struct plan_table vram, host;

@@ -11,7 +11,14 @@
 enum { MAX_PASS = 16384, SAMPLES = 24, ROUNDS = 12 };
 
 /* Of what makes room: all KV first, half of it, or weights first. */
-static const double kv_shares[] = {1, 0.5, 0};
+enum { N_SHARE = 3, N_SLOTS = 5 };
+static const double kv_shares[N_SHARE] = {1, 0.5, 0};
+
+/* Ring and staging from the best to the smallest: KV in whole layers, two or one, or in pieces. */
+static const struct slots {
+    int ring, stage;
+    bool whole;
+} slots[N_SLOTS] = {{PLAN_RING_SLOTS, 2, true}, {2, 1, true}, {PLAN_RING_SLOTS, 2, false}, {2, 2, false}, {1, 1, false}};
 
 struct prefill {
     struct plan *p;
@@ -162,7 +169,7 @@ static size_t host_of(struct plan_table *t, size_t *pinned, const struct prefill
 }
 
 /* One way to do it. */
-static void consider(struct prefill *f, int chunk, int pass, bool whole, int slots, double kv_share) {
+static void consider(struct prefill *f, int chunk, int pass, const struct slots *k, double kv_share) {
     struct plan_phase *t = f->try;
     enum plan_bound bound;
     size_t pinned;
@@ -170,15 +177,17 @@ static void consider(struct prefill *f, int chunk, int pass, bool whole, int slo
     from_decode(t, &f->p->phase[PLAN_DECODE], f->w);
     t->chunk_tokens = chunk;
     t->pass_tokens = pass;
-    t->stage_whole = whole;
-    t->stage_wanted = slots;
+    t->stage_whole = k->whole;
+    t->stage_wanted = k->stage;
+    t->ring_wanted = k->ring;
     t->n_thread = f->w->r.n_thread;
     t->vram = (struct plan_table){.runtime = limits->runtime, .headroom = limits->headroom, .limit = limits->limit,
                                   .scratch = plan_gpu_scratch(f->w, chunk, pass), .hidden = plan_gpu_hidden(f->w, pass)};
     if (!make_room(f, kv_share)) return;
-    double s = plan_prefill_s(&bound, f->w, f->r, t, f->w->r.prompt, SAMPLES);
-    s += (double)plan_rehome_bytes(f->w, t, &f->p->phase[PLAN_DECODE]) / f->r->link;
-    if (s >= f->best_s * (1 - 1e-6) || host_of(&t->host, &pinned, f, t) > f->p->host_limit) return;
+    if (host_of(&t->host, &pinned, f, t) > f->p->host_limit) return;
+    double s = plan_prefill_s(&bound, f->w, f->r, t, f->w->r.prompt, (double)pinned, SAMPLES);
+    s += plan_copy_s(f->r, (double)plan_rehome_bytes(f->w, t, &f->p->phase[PLAN_DECODE]), (double)pinned);
+    if (s >= f->best_s * (1 - 1e-6)) return;
     f->best_s = s;
     f->try = f->best;
     f->best = t;
@@ -193,8 +202,8 @@ static void all_ways(struct prefill *f, enum plan_effort effort) {
     for (int chunk = most; chunk; chunk = chunk == least ? 0 : chunk / 2 < least ? least : chunk / 2) {
         int end = r->pass_tokens ? r->pass_tokens : effort == PLAN_FITS || longest < chunk ? chunk : longest;
         for (int pass = r->pass_tokens ? end : chunk; pass; pass = pass >= end ? 0 : pass <= end / 2 ? 2 * pass : end)
-            for (int stage = 0; stage < 3; stage++) /* whole layers in two slots, in one, pieces */
-                for (int v = 0; v < 3; v++) consider(f, chunk, pass, stage < 2, stage == 1 ? 1 : 2, kv_shares[v]);
+            for (int i = 0; i < N_SLOTS; i++)
+                for (int v = 0; v < N_SHARE; v++) consider(f, chunk, pass, &slots[i], kv_shares[v]);
     }
 }
 

@@ -32,6 +32,7 @@ struct search {
     int64_t kv_host;             /* pages per layer that must be outside; -1: free */
     double page_bytes, quantum_bytes, expert_bytes, mixer_bytes; /* averages */
     bool head_free;
+    bool mixers_stay;            /* the rest is enough: they are not tried */
     double best_s;
     struct knobs best;
     long evals;
@@ -91,6 +92,7 @@ static bool place_class(struct search *s, const int *layers, int n, int64_t each
 static void set_kv(struct search *s, int il, int64_t cpu, int64_t stream) {
     struct plan_layer *p = &s->ph->layers[il];
     if (p->mixer == PLAN_CPU) return;
+    if (s->kv_host >= 0) stream = s->kv_host - cpu; /* as pinned, in every layer */
     p->kv_pages[PLAN_CPU] = (int32_t)cpu;
     p->kv_pages[PLAN_STREAM] = (int32_t)stream;
     p->kv_pages[PLAN_VRAM] = s->w->layers[il].kv_pages - (int32_t)(cpu + stream);
@@ -121,13 +123,16 @@ static bool build(struct search *s, const struct knobs *k) {
     for (int i = 0; i < N_KNOB; i++)
         if (k->v[i] < 0) return false;
     if (k->v[MIX_CPU] + k->v[MIX_STREAM] > s->n_mix) return false;
-    if (!place_class(s, s->kv, s->n_kv, s->kv_pages, k->v[KV_CPU], k->v[KV_STREAM], k->v[KV_LAYERS], set_kv)) return false;
-    if (s->kv_host >= 0 && k->v[KV_CPU] + k->v[KV_STREAM] != s->kv_host * s->n_kv) return false;
+    bool pinned = s->kv_host >= 0;
+    if (pinned && k->v[KV_CPU] + k->v[KV_STREAM] != s->kv_host * s->n_kv) return false;
+    if (!place_class(s, s->kv, s->n_kv, pinned ? s->kv_host + 1 : s->kv_pages, k->v[KV_CPU], k->v[KV_STREAM], pinned ? s->n_kv : k->v[KV_LAYERS], set_kv))
+        return false;
     int64_t ff_cpu = k->v[FF_CPU], ff_layers = k->v[FF_LAYERS];
     if (s->w->r.pins & PLAN_NO_SPLIT) ff_layers = 0, ff_cpu = s->ff_quanta ? ceil_div(ff_cpu, s->ff_quanta) * s->ff_quanta : 0;
     if (!place_class(s, s->ff, s->n_ff, s->ff_quanta, ff_cpu, k->v[FF_STREAM], ff_layers, set_ff)) return false;
     if (!place_class(s, s->ex, s->n_ex, s->ex_count, k->v[EX_CPU], 0, k->v[EX_LAYERS], set_ex)) return false;
     if (k->v[MIX_CPU] + k->v[MIX_STREAM]) place_mixers(s, k);
+    s->ph->ring_wanted = PLAN_RING_SLOTS;
     s->ph->stage_wanted = PLAN_STAGE_SLOTS;
     s->ph->stage_whole = true;
     plan_ring(s->ph, s->w);
@@ -209,7 +214,7 @@ static int64_t limit_of(const struct search *s, int bin) {
     case KV_CPU: case KV_STREAM: return s->kv_pages * s->n_kv;
     case FF_CPU: case FF_STREAM: return s->ff_quanta * s->n_ff;
     case EX_CPU: return s->ex_count * s->n_ex;
-    default: return s->n_mix;
+    default: return s->mixers_stay ? 0 : s->n_mix;
     }
 }
 
@@ -314,7 +319,7 @@ static bool start(struct search *s, struct knobs *k) {
 /* --- linear program ------------------------------------------------------------------------------------------------------------ */
 
 /* In GB and milliseconds, so that numbers are near one. */
-enum var { V_KC, V_KS, V_KJ, V_KT, V_KZ, V_FC, V_FS, V_FJ, V_FT, V_FZ, V_EC, V_EJ, V_ET, V_EZ, V_MC, V_MS, V_MT, V_T, N_VAR };
+enum var { V_KC, V_KS, V_KJ, V_KT, V_KZ, V_FC, V_FS, V_FJ, V_FT, V_FZ, V_EC, V_EJ, V_ET, V_EZ, V_MC, V_MS, V_MT, V_XP, V_T, N_VAR }; /* XP: streamed bytes that are not page-locked */
 
 /* A class: its free bytes in all, layers, and milliseconds per GB on either side. */
 struct mass {
@@ -432,6 +437,11 @@ static bool linear(struct search *s, struct knobs *k, bool head_cpu, enum mixers
     p.a[t_row][V_T] = -1;
     r = lp_row(&p, LP_LE, 0); /* link */
     p.a[r][V_KS] = p.a[r][V_FS] = p.a[r][V_MS] = 1, p.a[r][V_T] = -bp;
+    p.a[r][V_XP] = s->r->link / s->r->link_pageable - 1;
+    if (isfinite(s->r->locked)) {
+        r = lp_row(&p, LP_LE, s->r->locked * 1e-9);
+        p.a[r][V_KS] = p.a[r][V_FS] = p.a[r][V_MS] = 1, p.a[r][V_XP] = -1;
+    }
     /* DRAM: C + X <= Bd tc + Bp (T - tc), with what the base has of each */
     double tc = base.cpu_s * 1e3;
     r = lp_row(&p, LP_LE, (bd - bp) * tc - base.cpu_bytes * 1e-9);
@@ -515,6 +525,18 @@ static bool try_layers(struct search *s, int64_t step) {
     return better;
 }
 
+/* One class at eighths of all that there is. */
+static bool try_shares(struct search *s) {
+    bool better = false;
+    for (int b = 0; b < N_BIN; b++)
+        for (int i = 0; i <= 8 && limit_of(s, b); i++) {
+            struct knobs k = s->best;
+            k.v[b] = limit_of(s, b) * i / 8;
+            better |= consider(s, &k);
+        }
+    return better;
+}
+
 static bool try_head(struct search *s) {
     struct knobs k = s->best;
     k.v[HEAD_CPU] = !k.v[HEAD_CPU];
@@ -523,6 +545,28 @@ static bool try_head(struct search *s) {
         struct knobs q = k;
         q.v[b] -= limit_of(s, b) ? units(s, b, (double)s->w->head.bytes) : 0;
         if (q.v[b] >= 0) better |= consider(s, &q);
+    }
+    return better;
+}
+
+/* Totals that give every layer the same: others wait for the layers with one more. */
+static bool try_even(struct search *s) {
+    static const int classes[][2] = {{KV_CPU, KV_LAYERS}, {FF_CPU, FF_LAYERS}, {EX_CPU, EX_LAYERS}};
+    bool better = false;
+    for (int c = 0; c < 3; c++) {
+        int bin = classes[c][0];
+        int64_t n = s->best.v[classes[c][1]], v = s->best.v[bin];
+        for (int up = 0; up < 2 && n > 1 && v; up++) {
+            struct knobs k = s->best;
+            k.v[bin] = (v / n + up) * n;
+            better |= consider(s, &k);
+            for (int b = 0; b < N_BIN; b++) {
+                if (b == bin || !limit_of(s, b)) continue;
+                struct knobs q = k;
+                q.v[b] += (int64_t)llround((double)(v - k.v[bin]) * unit_bytes(s, bin) / unit_bytes(s, b));
+                better |= consider(s, &q);
+            }
+        }
     }
     return better;
 }
@@ -538,10 +582,13 @@ static void improve(struct search *s) {
     for (double bytes = most / 8; bytes > smallest / 2; bytes /= 2)
         for (int i = 0; i < 8 && try_moves(s, bytes); i++) {}
     try_head(s);
+    try_shares(s);
     for (int64_t step = s->w->n_layer / 4 + 1; step > 0; step /= 2)
         for (int i = 0; i < 4 && try_layers(s, step); i++) {}
+    for (int i = 0; i < 4 && try_even(s); i++) {}
     for (double bytes = 64 * smallest; bytes > smallest / 2; bytes /= 2)
         for (int i = 0; i < 8 && try_moves(s, bytes); i++) {}
+    for (int i = 0; i < 4 && try_even(s); i++) {}
 }
 
 /* --- set up ----------------------------------------------------------------------------------------------------------------------- */
@@ -614,21 +661,49 @@ static void measure(struct search *s) {
     }
 }
 
+/* The solution in whole numbers: rounded, and with the same number for every layer. */
+static void from_linear(struct search *s, const struct knobs *start) {
+    static const int order[] = {KV_CPU, FF_CPU, EX_CPU, KV_STREAM, FF_STREAM, MIX_STREAM, MIX_CPU};
+    static const int classes[][2] = {{KV_CPU, KV_LAYERS}, {FF_CPU, FF_LAYERS}, {EX_CPU, EX_LAYERS}};
+    for (int i = 0; i < 7; i++) {
+        struct knobs k = *start;
+        if (i) {
+            int64_t *v = &k.v[classes[(i - 1) / 2][0]], n = k.v[classes[(i - 1) / 2][1]];
+            if (!*v || n < 2) continue;
+            *v = (*v / n + (i - 1) % 2) * n;
+        }
+        if (make_room(s, &k, order, 7)) consider(s, &k);
+    }
+}
+
+/* From one start to the best near it; keeps the better one of that and what was there. */
+static void climb(struct search *s, const struct knobs *start) {
+    struct knobs best = s->best;
+    double best_s = s->best_s;
+    s->best_s = INFINITY;
+    from_linear(s, start);
+    if (s->best_s < best_s * 1.5) improve(s);
+    if (s->best_s < best_s) return;
+    s->best = best;
+    s->best_s = best_s;
+}
+
 static void search_best(struct search *s) {
     struct knobs k;
-    static const int order[] = {KV_CPU, FF_CPU, EX_CPU, KV_STREAM, FF_STREAM, MIX_STREAM, MIX_CPU};
     for (int mixers = MIXERS_STAY; mixers <= MIXERS_ANY; mixers++) {
         bool found = false;
         for (int head = 0; head <= (int)s->head_free; head++) {
             if (!linear(s, &k, head, (enum mixers)mixers)) continue;
             found = true;
-            if (make_room(s, &k, order, 7)) consider(s, &k);
+            s->mixers_stay = mixers == MIXERS_STAY;
+            climb(s, &k);
             all_layers(s, &k);
-            if (make_room(s, &k, order, 7)) consider(s, &k);
+            climb(s, &k);
+            k.v[KV_LAYERS] = k.v[FF_LAYERS] = k.v[EX_LAYERS] = 1; /* as few as can hold it */
+            climb(s, &k);
         }
         if (found) break;
     }
-    improve(s);
 }
 
 static int alloc(struct search *s) {
@@ -658,7 +733,7 @@ int plan_search(struct plan *p, const struct plan_work *w, enum plan_effort effo
     struct search *s = calloc(1, sizeof *s);
     if (!s) return err_set(ERR_NOMEM, "plan: out of memory");
     *s = (struct search){.w = w, .r = &r, .ph = &p->phase[PLAN_DECODE]};
-    plan_rates_of(&r, w, 0);
+    plan_rates_of(&r, w);
     int rc = plan_pins_read(&s->pins, w);
     if (!rc) rc = alloc(s);
     if (rc) goto out;

@@ -14,7 +14,7 @@ static const double gpu_batch_weights = 0.07, gpu_batch_attn = 0.05, cpu_quant_g
 static double at_most(double a, double b) { return a < b ? a : b; }
 static double at_least(double a, double b) { return a > b ? a : b; }
 
-void plan_rates_of(struct plan_rates *out, const struct plan_work *w, double pageable_share) {
+void plan_rates_of(struct plan_rates *out, const struct plan_work *w) {
     const struct machine *m = w->r.machine;
     int n = w->r.decode_tokens > 1 ? w->r.decode_tokens : 1;
     bool quant = w->r.type_k == QT_Q8_0 || w->r.type_k == QT_Q4_0;
@@ -25,14 +25,20 @@ void plan_rates_of(struct plan_rates *out, const struct plan_work *w, double pag
     out->vram = m->gpu.vram_gbps * GIGA;
     out->matvec = out->vram * m->gpu.matvec_share / (1 + gpu_batch_weights * (n - 1));
     out->attn = out->vram * m->gpu.attn_share / (1 + gpu_batch_attn * (n - 1));
-    double link = 1 / ((1 - pageable_share) / m->link.h2d_gbps + pageable_share / m->link.pageable_gbps);
-    out->link = at_most(link * GIGA, out->dram);
+    out->link = at_most(m->link.h2d_gbps * GIGA, out->dram);
+    out->link_pageable = at_most(m->link.pageable_gbps * GIGA, out->link);
+    out->locked = m->host.memlock_bytes >= 0 ? m->host.memlock_bytes : INFINITY;
     out->d2h = at_most(m->link.d2h_gbps * GIGA, out->dram);
     out->handover_s = m->cpu.handover_us * 1e-6;
     out->launch_s = m->gpu.graph_launch_us * 1e-6;
     out->copy_s = m->link.copy_latency_us * 1e-6;
     out->gemm = m->gpu.gemm_tflops * 1e12;
     out->attn_prefill = m->gpu.attn_tflops * 1e12;
+}
+
+double plan_copy_s(const struct plan_rates *r, double bytes, double n) {
+    double pageable = n > r->locked ? 1 - r->locked / n : 0;
+    return bytes * ((1 - pageable) / r->link + pageable / r->link_pageable);
 }
 
 /* --- parts -------------------------------------------------------------------------------------------------------------------- */
@@ -169,8 +175,8 @@ static void add_ffn(struct sums *s, const struct plan_work_layer *l, const struc
     if (l->n_expert) add_split(s, &l->experts, (double)p->experts[PLAN_CPU] / l->n_expert, 1 - (double)p->experts[PLAN_CPU] / l->n_expert);
 }
 
-static enum plan_bound bound_of(const struct sums *s, double d, double total) {
-    if (s->link_bytes > 0 && total * s->r->link <= s->link_bytes * 1.0001) return PLAN_BY_LINK;
+static enum plan_bound bound_of(const struct sums *s, double d, double total, double copy) {
+    if (copy > 0 && total <= copy * 1.0001) return PLAN_BY_LINK;
     if (d > 0) return PLAN_BY_DRAM;
     if (s->cpu_long > total / 2) return s->cpu_by_ops > s->cpu_s / 2 ? PLAN_BY_CPU : PLAN_BY_DRAM;
     return s->fixed_s > total / 2 ? PLAN_BY_LAUNCH : PLAN_BY_VRAM;
@@ -182,12 +188,11 @@ static void finish(struct plan_step *out, struct sums *s) {
     double d = 0;
     if (s->link_bytes > 0) on_gpu(s, s->link_bytes / r->vram); /* written before it is read */
     if (s->window > 0) d = (s->cpu_bytes + s->link_bytes - r->link * (s->t0 - s->window) - r->dram * s->window) / r->dram;
-    double t = s->t0 + at_least(d, 0);
-    if (s->link_bytes > 0) t = at_least(t, s->link_bytes / r->link);
+    double copy = s->link_bytes > 0 ? plan_copy_s(r, s->link_bytes, s->link_bytes) : 0, t = at_least(s->t0 + at_least(d, 0), copy);
     *out = (struct plan_step){.s = t, .gpu_s = s->gpu_s, .cpu_s = s->cpu_s, .fixed_s = s->fixed_s, .cpu_bytes = s->cpu_bytes,
-                              .link_s = s->link_bytes > 0 ? s->link_bytes / r->link : 0, .link_bytes = s->link_bytes,
+                              .link_s = copy, .link_bytes = s->link_bytes,
                               .vram_bytes = s->vram_bytes};
-    out->bound = bound_of(s, d, t);
+    out->bound = bound_of(s, d, t, copy);
 }
 
 void plan_decode_step(struct plan_step *out, const struct plan_work *w, const struct plan_rates *r, const struct plan_phase *ph, int64_t depth) {
@@ -244,7 +249,8 @@ static double streamed_weights(const struct plan_work_layer *l, const struct pla
     return b;
 }
 
-void plan_prefill_step(struct plan_step *out, const struct plan_work *w, const struct plan_rates *r, const struct plan_phase *ph, int64_t pos, int n) {
+void plan_prefill_step(struct plan_step *out, const struct plan_work *w, const struct plan_rates *r, const struct plan_phase *ph, int64_t pos, int n,
+                       double outside) {
     int chunks = (n + ph->chunk_tokens - 1) / ph->chunk_tokens, calls = w->calls;
     double weights = 0, kv = 0, attn_s = 0, read = 0;
     for (int il = 0; il < w->n_layer; il++) {
@@ -260,34 +266,35 @@ void plan_prefill_step(struct plan_step *out, const struct plan_work *w, const s
     }
     double linear_s = w->linear_flops * n / r->gemm + read * chunks / r->matvec;
     linear_s = at_least(linear_s, calls * chunks * r->launch_s);
-    double compute = linear_s + attn_s, copy = (weights + kv) / r->link;
+    double compute = linear_s + attn_s, copy = plan_copy_s(r, weights + kv, outside);
     /* A single slot is refilled only after the attention that reads it. */
     double t = at_least(compute, copy);
-    if (ph->stage_slots == 1 && kv > 0) t = at_least(t, attn_s + kv / r->link);
+    if (ph->stage_slots == 1 && kv > 0) t = at_least(t, attn_s + plan_copy_s(r, kv, outside));
+    if (ph->ring_slots == 1) t = at_least(t, compute + plan_copy_s(r, weights, outside));
     *out = (struct plan_step){.s = t, .gpu_s = compute, .link_s = copy, .link_bytes = weights + kv,
                               .bound = copy >= compute ? PLAN_BY_LINK : linear_s == calls * chunks * r->launch_s ? PLAN_BY_LAUNCH : PLAN_BY_GPU};
 }
 
 /* The last token's output. */
-static double head_s(const struct plan_work *w, const struct plan_rates *r, const struct plan_phase *ph) {
-    return ph->head == PLAN_STREAM ? (double)w->head.bytes / r->link : plan_gpu_s(r, &w->head);
+static double head_s(const struct plan_work *w, const struct plan_rates *r, const struct plan_phase *ph, double outside) {
+    return ph->head == PLAN_STREAM ? plan_copy_s(r, (double)w->head.bytes, outside) : plan_gpu_s(r, &w->head);
 }
 
 double plan_prefill_s(enum plan_bound *bound, const struct plan_work *w, const struct plan_rates *r, const struct plan_phase *ph, int64_t prompt,
-                      int samples) {
+                      double outside, int samples) {
     double t = 0, by[PLAN_BY_LAUNCH + 1] = {0};
     int64_t n_pass = (prompt + ph->pass_tokens - 1) / ph->pass_tokens, n = n_pass < samples ? n_pass : samples;
     for (int64_t i = 0; i < n; i++) { /* the pass in the middle of each part */
         int64_t pass = (2 * i + 1) * n_pass / (2 * n), pos = pass * ph->pass_tokens, left = prompt - pos;
         struct plan_step s;
-        plan_prefill_step(&s, w, r, ph, pos, left < ph->pass_tokens ? (int)left : ph->pass_tokens);
+        plan_prefill_step(&s, w, r, ph, pos, left < ph->pass_tokens ? (int)left : ph->pass_tokens, outside);
         t += s.s * (double)n_pass / (double)n;
         by[s.bound] += s.s;
     }
     *bound = PLAN_BY_GPU;
     for (int b = 0; b <= PLAN_BY_LAUNCH; b++)
         if (by[b] > by[*bound]) *bound = (enum plan_bound)b;
-    return t + head_s(w, r, ph);
+    return t + head_s(w, r, ph, outside);
 }
 
 double plan_cpu_prefill_s(const struct plan_work *w, const struct plan_rates *r, int64_t prompt) {

@@ -383,7 +383,7 @@ size_t plan_rehome_bytes(const struct plan_work *w, const struct plan_phase *pre
 /* --- ring --------------------------------------------------------------------------------------------------------------------- */
 
 /* Experts of a layer are streamed in groups: a slot need not hold more. */
-enum { GROUP_BYTES = 256 << 20, PIECE_BYTES = 64 << 20 };
+enum { GROUP_BYTES = 256 << 20, PIECE_BYTES = 16 << 20 };
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
@@ -406,7 +406,7 @@ void plan_ring(struct plan_phase *ph, const struct plan_work *w) {
         stage = larger(stage, (size_t)ph->layers[il].kv_pages[PLAN_STREAM] * l->page_bytes);
     }
     if (!ph->stage_whole && stage > PIECE_BYTES) stage = PIECE_BYTES; /* pages of a layer in pieces */
-    ph->ring_slots = slot ? PLAN_RING_SLOTS : 0;
+    ph->ring_slots = slot ? ph->ring_wanted : 0;
     ph->ring_slot_bytes = align_up(slot, GPU_ALIGN);
     ph->stage_slots = stage ? ph->stage_wanted : 0;
     ph->stage_slot_bytes = align_up(stage, GPU_ALIGN);

@@ -75,12 +75,15 @@ void plan_ring(struct plan_phase *ph, const struct plan_work *w);
 struct plan_rates {
     double vram, matvec, attn;      /* VRAM: peak, reached by products, by attention */
     double link, d2h, dram;         /* H2D; DRAM with copies */
+    double locked, link_pageable;   /* bytes that may be page-locked; the rate of others */
     double cpu, cpu_ops, cpu_attn_flops;
     double handover_s, launch_s, copy_s;
     double gemm, attn_prefill;      /* flops */
     int n_tok;
 };
-void plan_rates_of(struct plan_rates *out, const struct plan_work *w, double pageable_share);
+void plan_rates_of(struct plan_rates *out, const struct plan_work *w);
+/* Seconds to copy `bytes` of n that are copied in turn, as many of them locked as may be. */
+double plan_copy_s(const struct plan_rates *r, double bytes, double n);
 
 /* Seconds on either side. */
 double plan_gpu_s(const struct plan_rates *r, const struct plan_piece *p);
@@ -92,9 +95,10 @@ double plan_page_cpu_s(const struct plan_rates *r, const struct plan_work_layer 
 void plan_decode_step(struct plan_step *out, const struct plan_work *w, const struct plan_rates *r, const struct plan_phase *ph, int64_t depth);
 /* Prefill of `prompt` tokens; *bound: of most of it. */
 double plan_prefill_s(enum plan_bound *bound, const struct plan_work *w, const struct plan_rates *r, const struct plan_phase *ph, int64_t prompt,
-                      int samples); /* at most so many passes are looked at */
+                      double outside, int samples); /* bytes outside VRAM; at most so many passes are looked at */
 /* One of its passes: tokens pos .. pos + n. */
-void plan_prefill_step(struct plan_step *out, const struct plan_work *w, const struct plan_rates *r, const struct plan_phase *ph, int64_t pos, int n);
+void plan_prefill_step(struct plan_step *out, const struct plan_work *w, const struct plan_rates *r, const struct plan_phase *ph, int64_t pos, int n,
+                       double outside);
 /* Both phases on a machine without a GPU. */
 void plan_cpu_step(struct plan_step *out, const struct plan_work *w, const struct plan_rates *r, int64_t depth);
 double plan_cpu_prefill_s(const struct plan_work *w, const struct plan_rates *r, int64_t prompt);
