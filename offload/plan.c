@@ -119,6 +119,7 @@ static int complete(struct plan *p, struct plan_request *r) {
     struct plan_phase *dec = &p->phase[PLAN_DECODE];
     dec->chunk_tokens = dec->pass_tokens = r->n_ctx < PLAN_DECODE_TOKENS ? (int)r->n_ctx : PLAN_DECODE_TOKENS;
     dec->n_thread = r->n_thread > 1 ? r->n_thread - 1 : 1; /* the driver thread has a core of its own */
+    p->load_bytes = (size_t)dec->n_thread * MIB + UPLOAD_BYTES;
     r->chunk_tokens = p->chunk_tokens;
     r->logits_rows = p->logits_rows;
     r->n_thread = dec->n_thread;
@@ -152,9 +153,6 @@ static void finish(struct plan *p, const struct plan_work *w) {
     pre->embed = dec->embed = w->tied && dec->head == PLAN_VRAM && pre->head == PLAN_VRAM ? PLAN_VRAM : PLAN_CPU;
     p->n_thread = dec->n_thread;
     p->scratch_bytes = pre->host.scratch;
-    p->load_bytes = (size_t)w->r.n_thread * MIB + UPLOAD_BYTES;
-    size_t load = pre->host.weights + p->load_bytes + p->runtime_bytes;
-    p->host_bytes = pre->host.sum > load ? pre->host.sum : load;
     plan_decode_step(&p->decode, w, &r, dec, p->depth);
     p->prefill_s = plan_prefill_s(&p->prefill_bound, w, &r, pre, p->prompt, (double)p->pinned_bytes, INT32_MAX);
     p->rehome_s = plan_copy_s(&r, (double)p->rehome_bytes, (double)p->pinned_bytes);

@@ -161,11 +161,12 @@ static bool make_room(struct prefill *f, double kv_share) {
 
 /* --- choosing ------------------------------------------------------------------------------------------------------------------ */
 
-/* Host memory of both phases: one table. */
+/* Host memory of both phases: one table. Returns the most that is in use at once. */
 static size_t host_of(struct plan_table *t, size_t *pinned, const struct prefill *f, const struct plan_phase *pre) {
     *t = (struct plan_table){.runtime = f->p->runtime_bytes, .limit = f->p->host_limit, .scratch = plan_host_scratch(f->w, pre->pass_tokens)};
     plan_host_table(t, pinned, f->w, pre, &f->p->phase[PLAN_DECODE]);
-    return t->sum;
+    size_t load = t->weights + f->p->load_bytes + f->p->runtime_bytes; /* before there is KV and scratch */
+    return t->sum > load ? t->sum : load;
 }
 
 /* One way to do it. */
@@ -216,7 +217,7 @@ bool plan_prefill(struct plan *p, const struct plan_work *w, const struct plan_r
     if (ok) {
         struct plan_phase *pre = &p->phase[PLAN_PREFILL], *dec = &p->phase[PLAN_DECODE];
         *pre = *f.best;
-        host_of(&pre->host, &p->pinned_bytes, &f, pre);
+        p->host_bytes = host_of(&pre->host, &p->pinned_bytes, &f, pre);
         dec->host = pre->host;
         p->rehome_bytes = plan_rehome_bytes(w, pre, dec);
     }

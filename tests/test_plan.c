@@ -248,7 +248,7 @@ static void check_kv(const struct plan *p, const struct model *m, const struct p
         const struct layer *l = &m->layers[il];
         shapes[il] = (struct kv_shape){l->n_kv, l->head_dim_k, l->head_dim_v, l->window};
     }
-    struct kv_spec spec = {m->n_block, shapes, r->n_ctx, p->chunk_tokens, r->type_k, r->type_v};
+    struct kv_spec spec = {.n_layer = m->n_block, .shapes = shapes, .n_ctx = r->n_ctx, .n_tok = p->chunk_tokens, .type_k = r->type_k, .type_v = r->type_v};
     assert_int_equal(kv_plan(layers, &bytes, &spec), 0);
     assert_int_equal(bytes, p->kv_bytes);
     for (int il = 0; il < m->n_block; il++) {
