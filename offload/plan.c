@@ -158,6 +158,7 @@ static void finish(struct plan *p, const struct plan_work *w) {
     p->rehome_s = plan_copy_s(&r, (double)p->rehome_bytes, (double)p->pinned_bytes);
     p->load_s = (double)pre->vram.weights / r.link + w->file_bytes / r.dram;
     p->predicted = true;
+    plan_explain(p, w);
 }
 
 static int fit_gpu(struct plan *p, const struct model *m, const struct plan_request *r, enum plan_effort effort) {
@@ -250,16 +251,21 @@ int plan_make(struct plan *out, const struct model *m, const struct plan_request
     return 0;
 }
 
+int plan_work_of(struct plan_work *out, const struct plan *p, const struct model *m, const struct plan_request *r) {
+    struct plan *q = malloc(sizeof *q);
+    if (!q) return err_set(ERR_NOMEM, "plan: out of memory");
+    *q = *p; /* open_work completes the limits of phases */
+    int rc = r->machine ? open_work(out, q, m, r) : err_set(ERR_ARG, "plan: nothing can be predicted without a machine");
+    free(q);
+    return rc;
+}
+
 int plan_predict(struct plan_step *out, const struct plan *p, const struct model *m, const struct plan_request *r, int64_t depth) {
     struct plan_work w;
     struct plan_rates rates;
-    struct plan *q = malloc(sizeof *q);
-    if (!q) return err_set(ERR_NOMEM, "plan: out of memory");
-    *q = *p;
-    int rc = depth < 0 || depth > p->n_ctx ? err_set(ERR_ARG, "depth %lld: must be within the context of %lld", (long long)depth, (long long)p->n_ctx)
-             : !r->machine                 ? err_set(ERR_ARG, "plan: nothing can be predicted without a machine")
-                                           : open_work(&w, q, m, r);
-    free(q);
+    if (depth < 0 || depth > p->n_ctx)
+        return err_set(ERR_ARG, "depth %lld: must be within the context of %lld", (long long)depth, (long long)p->n_ctx);
+    int rc = plan_work_of(&w, p, m, r);
     if (rc) return rc;
     plan_rates_of(&rates, &w);
     if (p->gpu)

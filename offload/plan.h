@@ -18,8 +18,8 @@
  *
  * Time of one decoded token, with Bv VRAM, Bp link, Bd DRAM bandwidth and windows that follow each other:
  *   T0 = sum over parts of their GPU time, or CPU time; where both work on a layer the longer of the two, and a hand-over
- *   T  = max(T0 + d, X / Bp): X bytes streamed; d >= 0 is how much longer the CPU's windows get since copies read DRAM
- *        too: C + X <= Bd * (CPU windows) + Bp * (the rest), C bytes read by the CPU
+ *   T  = max(T0 + d, X / Bp): X bytes streamed. Of these, X - Bp * (T0 - W) are copied in the windows W of the CPU, which
+ *        then gets Bd - Bp instead of all that it can read; d is how much longer it takes, less what it waits for the GPU
  * and a pass of prefill takes the longer of its arithmetic and its copies (their sum where there is a single slot, refilled after its use).
  * All of it is linear in the bytes of each place, so a small linear program finds the optimum of the average layer; whole
  * pages, rows and layers are then improved step by step with the sums over the real layers.
@@ -39,7 +39,7 @@
 
 enum plan_place { PLAN_VRAM, PLAN_CPU, PLAN_STREAM, PLAN_PLACES };
 enum plan_phase_id { PLAN_PREFILL, PLAN_DECODE, PLAN_PHASES };
-enum { PLAN_ROWS = 512, PLAN_DECODE_TOKENS = 16, PLAN_RING_SLOTS = 3, PLAN_STAGE_SLOTS = 2 };
+enum { PLAN_ROWS = 512, PLAN_DECODE_TOKENS = 16, PLAN_RING_SLOTS = 3, PLAN_STAGE_SLOTS = 3, PLAN_WHY = 5 };
 
 /* A pin of -ot: units whose tensors' names match the pattern (POSIX extended) go where it says. */
 struct plan_rule {
@@ -158,7 +158,7 @@ struct plan {
     size_t pinned_bytes;          /* host memory that copies need page-locked */
     size_t pageable_bytes;        /* of it beyond what may be locked: goes through a pinned ring at the pageable rate */
     struct plan_phase phase[PLAN_PHASES]; /* empty without a GPU */
-    char why[4][200];             /* what decided; "" at the end */
+    char why[PLAN_WHY][280];      /* what decided; "" where there are no more */
 };
 
 /* ERR_BUDGET: does not fit; *out is filled and the sentence has need, limit, shortfall and what would fit.

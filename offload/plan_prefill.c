@@ -187,6 +187,7 @@ static void consider(struct prefill *f, int chunk, int pass, const struct slots 
     if (!make_room(f, kv_share)) return;
     if (host_of(&t->host, &pinned, f, t) > f->p->host_limit) return;
     double s = plan_prefill_s(&bound, f->w, f->r, t, f->w->r.prompt, (double)pinned, SAMPLES);
+    if (!k->whole) s *= 1.01; /* crosses the link again for every chunk: not for a small gain */
     s += plan_copy_s(f->r, (double)plan_rehome_bytes(f->w, t, &f->p->phase[PLAN_DECODE]), (double)pinned);
     if (s >= f->best_s * (1 - 1e-6)) return;
     f->best_s = s;

@@ -28,6 +28,7 @@ struct search {
     size_t vram_cap, host_cap;   /* host: what may be outside VRAM */
     int *kv, *ff, *ex, *mix;     /* [n_...] free layers; mix: Gated DeltaNet first, whose KV is none */
     int n_kv, n_ff, n_ex, n_mix, n_mix_delta;
+    int ring;                    /* slots */
     int64_t kv_pages, ff_quanta, ex_count; /* per layer: of the smallest */
     int64_t kv_host;             /* pages per layer that must be outside; -1: free */
     double page_bytes, quantum_bytes, expert_bytes, mixer_bytes; /* averages */
@@ -132,7 +133,7 @@ static bool build(struct search *s, const struct knobs *k) {
     if (!place_class(s, s->ff, s->n_ff, s->ff_quanta, ff_cpu, k->v[FF_STREAM], ff_layers, set_ff)) return false;
     if (!place_class(s, s->ex, s->n_ex, s->ex_count, k->v[EX_CPU], 0, k->v[EX_LAYERS], set_ex)) return false;
     if (k->v[MIX_CPU] + k->v[MIX_STREAM]) place_mixers(s, k);
-    s->ph->ring_wanted = PLAN_RING_SLOTS;
+    s->ph->ring_wanted = s->ring;
     s->ph->stage_wanted = PLAN_STAGE_SLOTS;
     s->ph->stage_whole = true;
     plan_ring(s->ph, s->w);
@@ -319,26 +320,24 @@ static bool start(struct search *s, struct knobs *k) {
 /* --- linear program ------------------------------------------------------------------------------------------------------------ */
 
 /* In GB and milliseconds, so that numbers are near one. */
-enum var { V_KC, V_KS, V_KJ, V_KT, V_KZ, V_FC, V_FS, V_FJ, V_FT, V_FZ, V_EC, V_EJ, V_ET, V_EZ, V_MC, V_MS, V_MT, V_XP, V_T, N_VAR }; /* XP: streamed bytes that are not page-locked */
+enum var { V_KC, V_KS, V_KJ, V_KT, V_KZ, V_FC, V_FS, V_FJ, V_FT, V_FZ, V_EC, V_EJ, V_ET, V_EZ, V_MC, V_MS, V_MT, V_XP, V_XW, V_T, N_VAR }; /* XP: streamed bytes that are not page-locked; XW: copied while the CPU works */
 
 /* A class: its free bytes in all, layers, and milliseconds per GB on either side. */
 struct mass {
-    double gb, layers, gpu_ms, cpu_ms, traffic; /* traffic: DRAM bytes of a token per byte */
+    double gb, layers, gpu_ms, cpu_ms;
 };
 
-static void add_mass(struct mass *m, double bytes, double gpu_s, double cpu_s, double read) {
+static void add_mass(struct mass *m, double bytes, double gpu_s, double cpu_s) {
     m->gb += bytes * 1e-9;
     m->layers++;
     m->gpu_ms += gpu_s * 1e3;
     m->cpu_ms += cpu_s * 1e3;
-    m->traffic += read * 1e-9;
 }
 
 static void per_gb(struct mass *m) {
     if (m->gb <= 0) return;
     m->gpu_ms /= m->gb;
     m->cpu_ms /= m->gb;
-    m->traffic /= m->gb;
 }
 
 static void none_of(struct lp *p, int var) {
@@ -378,21 +377,21 @@ static void masses(const struct search *s, struct mass *kv, struct mass *ff, str
     for (int i = 0; i < s->n_kv; i++) {
         const struct plan_work_layer *l = &w->layers[s->kv[i]];
         double pages = (double)s->kv_pages, bytes = pages * (double)l->page_bytes;
-        add_mass(kv, bytes, plan_page_gpu_s(s->r, l) * pages, plan_page_cpu_s(s->r, l) * pages, bytes);
+        add_mass(kv, bytes, plan_page_gpu_s(s->r, l) * pages, plan_page_cpu_s(s->r, l) * pages);
     }
     for (int i = 0; i < s->n_ff; i++) {
         const struct plan_piece *p = &w->layers[s->ff[i]].ff;
-        add_mass(ff, (double)p->bytes, plan_gpu_s(s->r, p), plan_cpu_s(s->r, p), p->read);
+        add_mass(ff, (double)p->bytes, plan_gpu_s(s->r, p), plan_cpu_s(s->r, p));
     }
     for (int i = 0; i < s->n_ex; i++) {
         const struct plan_piece *p = &w->layers[s->ex[i]].experts;
-        add_mass(ex, (double)p->bytes, plan_gpu_s(s->r, p), plan_cpu_s(s->r, p), p->read);
+        add_mass(ex, (double)p->bytes, plan_gpu_s(s->r, p), plan_cpu_s(s->r, p));
     }
     for (int i = 0; i < s->n_mix; i++) {
         const struct plan_work_layer *l = &w->layers[s->mix[i]];
         double state = 2 * (double)l->state_bytes;
         add_mass(mix, (double)l->mixer.bytes, plan_gpu_s(s->r, &l->mixer) + state / s->r->matvec,
-                 plan_cpu_s(s->r, &l->mixer) + state / s->r->cpu, l->mixer.read + state);
+                 plan_cpu_s(s->r, &l->mixer) + state / s->r->cpu);
     }
     per_gb(kv), per_gb(ff), per_gb(ex), per_gb(mix);
 }
@@ -415,9 +414,9 @@ static bool linear(struct search *s, struct knobs *k, bool head_cpu, enum mixers
     if (!built) return false;
     plan_decode_step(&base, s->w, s->r, s->ph, s->w->r.depth);
     double fixed_vram = (double)vram_bytes(s) * 1e-9 - kv.gb - ff.gb - ex.gb - mix.gb;
-    double slot = mixers == MIXERS_ANY ? PLAN_RING_SLOTS * s->mixer_bytes * 1e-9 : 0;
+    double slot = mixers == MIXERS_ANY ? s->ring * s->mixer_bytes * 1e-9 : 0;
     double room = (double)s->vram_cap * 1e-9 - fixed_vram - slot, host = ((double)s->host_cap - (double)outside_bytes(s)) * 1e-9;
-    double h = s->r->handover_s * 1e3, bp = s->r->link * 1e-12, bd = s->r->dram * 1e-12, bv = s->r->vram * 1e-12; /* GB per ms */
+    double h = s->r->handover_s * 1e3, bp = s->r->link * 1e-12, bv = s->r->vram * 1e-12; /* GB per ms */
     struct lp p = {.n = N_VAR};
     p.c[V_T] = 1;
     for (int v = 0; v < V_T; v++) p.c[v] = 1e-9;
@@ -435,24 +434,26 @@ static bool linear(struct search *s, struct knobs *k, bool head_cpu, enum mixers
     p.a[t_row][V_MC] += (mix.gb > 0 ? h * mix.layers / mix.gb : 0) - mix.gpu_ms;
     p.a[t_row][V_KS] += 1 / bv, p.a[t_row][V_FS] += 1 / bv, p.a[t_row][V_MS] += 1 / bv;
     p.a[t_row][V_T] = -1;
-    r = lp_row(&p, LP_LE, 0); /* link */
+    r = lp_row(&p, LP_LE, -bp * 1e3 * (head_cpu ? plan_cpu_s(s->r, &s->w->head) : plan_gpu_s(s->r, &s->w->head))); /* link, which stands still meanwhile */
     p.a[r][V_KS] = p.a[r][V_FS] = p.a[r][V_MS] = 1, p.a[r][V_T] = -bp;
     p.a[r][V_XP] = s->r->link / s->r->link_pageable - 1;
     if (isfinite(s->r->locked)) {
         r = lp_row(&p, LP_LE, s->r->locked * 1e-9);
         p.a[r][V_KS] = p.a[r][V_FS] = p.a[r][V_MS] = 1, p.a[r][V_XP] = -1;
     }
-    /* DRAM: C + X <= Bd tc + Bp (T - tc), with what the base has of each */
-    double tc = base.cpu_s * 1e3;
-    r = lp_row(&p, LP_LE, (bd - bp) * tc - base.cpu_bytes * 1e-9);
-    p.a[r][V_KC] = kv.traffic, p.a[r][V_FC] = ff.traffic, p.a[r][V_EC] = ex.traffic, p.a[r][V_MC] = mix.traffic;
+    /* X - Bp (T - tc) <= XW, and the CPU's windows in all have room for what it does and is slowed by */
+    r = lp_row(&p, LP_LE, -bp * base.cpu_s * 1e3);
     p.a[r][V_KS] = p.a[r][V_FS] = p.a[r][V_MS] = 1;
-    p.a[r][V_KT] = p.a[r][V_FT] = p.a[r][V_ET] = p.a[r][V_MT] = bp - bd;
-    p.a[r][V_T] = -bp;
+    p.a[r][V_KT] = p.a[r][V_FT] = p.a[r][V_ET] = p.a[r][V_MT] = bp;
+    p.a[r][V_T] = -bp, p.a[r][V_XW] = -1;
+    r = lp_row(&p, LP_LE, 0);
+    p.a[r][V_KC] = kv.cpu_ms, p.a[r][V_FC] = ff.cpu_ms, p.a[r][V_EC] = ex.cpu_ms, p.a[r][V_MC] = mix.cpu_ms;
+    p.a[r][V_KT] = p.a[r][V_FT] = p.a[r][V_ET] = p.a[r][V_MT] = -1;
+    p.a[r][V_XW] = s->r->slowed_s * 1e12;
     r = lp_row(&p, LP_GE, kv.gb + ff.gb + ex.gb + mix.gb - room); /* VRAM: so much must leave, slots included */
     p.a[r][V_KC] = p.a[r][V_FC] = p.a[r][V_EC] = p.a[r][V_MC] = p.a[r][V_MS] = 1;
     p.a[r][V_KS] = 1 - (kv.layers > 0 ? PLAN_STAGE_SLOTS / kv.layers : 0);
-    p.a[r][V_FS] = 1 - (ff.layers > 0 ? PLAN_RING_SLOTS / ff.layers : 0);
+    p.a[r][V_FS] = 1 - (ff.layers > 0 ? s->ring / ff.layers : 0);
     r = lp_row(&p, LP_LE, host);
     p.a[r][V_KC] = p.a[r][V_KS] = p.a[r][V_FC] = p.a[r][V_FS] = p.a[r][V_EC] = p.a[r][V_MC] = p.a[r][V_MS] = 1;
     if (mixers != MIXERS_ANY || (s->w->r.pins & PLAN_NO_STREAM)) none_of(&p, V_MS);
@@ -739,6 +740,8 @@ int plan_search(struct plan *p, const struct plan_work *w, enum plan_effort effo
     if (rc) goto out;
     set_base(s);
     measure(s);
+    /* Copies go on while the CPU attends, and are used by all the layers up to the next attention. */
+    s->ring = PLAN_RING_SLOTS + (s->n_kv ? (w->n_layer - 1) / s->n_kv : 0);
     struct plan_phase *dec = s->ph;
     dec->vram.scratch = plan_gpu_scratch(w, dec->chunk_tokens, dec->pass_tokens);
     dec->vram.hidden = plan_gpu_hidden(w, dec->pass_tokens);

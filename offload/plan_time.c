@@ -28,6 +28,7 @@ void plan_rates_of(struct plan_rates *out, const struct plan_work *w) {
     out->link = at_most(m->link.h2d_gbps * GIGA, out->dram);
     out->link_pageable = at_most(m->link.pageable_gbps * GIGA, out->link);
     out->locked = m->host.memlock_bytes >= 0 ? m->host.memlock_bytes : INFINITY;
+    out->slowed_s = at_least(0, 1 - (out->dram - out->link) / out->cpu) / out->link;
     out->d2h = at_most(m->link.d2h_gbps * GIGA, out->dram);
     out->handover_s = m->cpu.handover_us * 1e-6;
     out->launch_s = m->gpu.graph_launch_us * 1e-6;
@@ -64,6 +65,7 @@ static double state_s(const struct plan_work_layer *l, double rate) { return 2 *
 /* What is added up over the layers. */
 struct sums {
     const struct plan_rates *r;
+    double slow;                   /* how much longer the CPU takes for everything, since copies read DRAM too */
     double t0;                     /* windows, one after the other */
     double window;                 /* of it: windows in which the CPU works */
     double gpu_s, cpu_s, fixed_s;
@@ -71,6 +73,8 @@ struct sums {
     double cpu_bytes, link_bytes, vram_bytes;
     double cpu_by_ops;             /* of cpu_s: bound by arithmetic */
     bool on_cpu;                   /* where the hidden state is */
+    double quiet_s;                /* at the end: no slot is given back, copies get no further than the slots */
+    double ahead;                  /* bytes of these, which are half full by then */
 };
 
 static void on_gpu(struct sums *s, double seconds) {
@@ -89,25 +93,26 @@ static void move(struct sums *s, bool to_cpu) {
     s->on_cpu = to_cpu;
 }
 
-static void on_cpu(struct sums *s, double seconds, double bytes) {
+static void on_cpu(struct sums *s, double alone_s, double bytes) {
+    double seconds = alone_s * s->slow;
     s->t0 += seconds;
     s->window += seconds;
     s->cpu_long += seconds;
     s->cpu_s += seconds;
     s->cpu_bytes += bytes;
-    if (seconds > bytes / s->r->cpu * 1.001) s->cpu_by_ops += seconds;
+    if (alone_s > bytes / s->r->cpu * 1.001) s->cpu_by_ops += seconds;
 }
 
 /* Both at once. */
-static void side_by_side(struct sums *s, double gpu, double cpu, double bytes) {
-    double both = at_least(gpu, cpu);
+static void side_by_side(struct sums *s, double gpu, double alone_s, double bytes) {
+    double cpu = alone_s * s->slow, both = at_least(gpu, cpu);
     s->t0 += both;
     s->window += both;
     s->gpu_s += gpu;
     s->cpu_s += cpu;
     s->cpu_bytes += bytes;
     if (cpu >= gpu) s->cpu_long += cpu;
-    if (cpu > bytes / s->r->cpu * 1.001) s->cpu_by_ops += cpu;
+    if (alone_s > bytes / s->r->cpu * 1.001) s->cpu_by_ops += cpu;
     fixed(s, s->r->handover_s);
 }
 
@@ -175,49 +180,58 @@ static void add_ffn(struct sums *s, const struct plan_work_layer *l, const struc
     if (l->n_expert) add_split(s, &l->experts, (double)p->experts[PLAN_CPU] / l->n_expert, 1 - (double)p->experts[PLAN_CPU] / l->n_expert);
 }
 
-static enum plan_bound bound_of(const struct sums *s, double d, double total, double copy) {
+static enum plan_bound bound_of(const struct sums *s, double total, double copy) {
     if (copy > 0 && total <= copy * 1.0001) return PLAN_BY_LINK;
-    if (d > 0) return PLAN_BY_DRAM;
+    if (s->slow > 1 && s->cpu_s > total / 2) return PLAN_BY_DRAM;
     if (s->cpu_long > total / 2) return s->cpu_by_ops > s->cpu_s / 2 ? PLAN_BY_CPU : PLAN_BY_DRAM;
     return s->fixed_s > total / 2 ? PLAN_BY_LAUNCH : PLAN_BY_VRAM;
 }
 
-/* Windows that get longer because copies read DRAM too; nothing is faster than the link. */
-static void finish(struct plan_step *out, struct sums *s) {
+static void walk(struct sums *s, const struct plan_work *w, const struct plan_phase *ph, int64_t depth) {
     const struct plan_rates *r = s->r;
-    double d = 0;
+    int calls = w->calls;
+    for (int il = 0; il < w->n_layer; il++) {
+        add_mixer(s, &w->layers[il], &ph->layers[il], depth);
+        add_ffn(s, &w->layers[il], &ph->layers[il]);
+        calls += w->layers[il].calls;
+    }
+    s->quiet_s = ph->head == PLAN_CPU ? plan_cpu_s(r, &w->head) : plan_gpu_s(r, &w->head);
+    s->ahead = ((double)ph->ring_slots * (double)ph->ring_slot_bytes + (double)ph->stage_slots * (double)ph->stage_slot_bytes) / 2;
+    move(s, ph->head == PLAN_CPU);
+    if (ph->head == PLAN_CPU) {
+        on_cpu(s, plan_cpu_s(r, &w->head), w->head.read);
+    } else {
+        on_gpu(s, plan_gpu_s(r, &w->head));
+        s->vram_bytes += w->head.read;
+        fixed(s, 2 * r->copy_s + 4.0 * w->m->n_vocab * r->n_tok / r->d2h); /* embedding in, logits out */
+    }
+    fixed(s, calls * r->launch_s);
     if (s->link_bytes > 0) on_gpu(s, s->link_bytes / r->vram); /* written before it is read */
-    if (s->window > 0) d = (s->cpu_bytes + s->link_bytes - r->link * (s->t0 - s->window) - r->dram * s->window) / r->dram;
-    double copy = s->link_bytes > 0 ? plan_copy_s(r, s->link_bytes, s->link_bytes) : 0, t = at_least(s->t0 + at_least(d, 0), copy);
+}
+
+static void finish(struct plan_step *out, const struct sums *s) {
+    const struct plan_rates *r = s->r;
+    double copy = s->link_bytes > 0 ? plan_copy_s(r, s->link_bytes, s->link_bytes) : 0;
+    double least = copy > 0 ? copy + at_least(0, s->quiet_s - s->ahead / r->link) : 0, t = at_least(s->t0, least);
     *out = (struct plan_step){.s = t, .gpu_s = s->gpu_s, .cpu_s = s->cpu_s, .fixed_s = s->fixed_s, .cpu_bytes = s->cpu_bytes,
-                              .link_s = copy, .link_bytes = s->link_bytes,
-                              .vram_bytes = s->vram_bytes};
-    out->bound = bound_of(s, d, t, copy);
+                              .link_s = copy, .link_bytes = s->link_bytes, .vram_bytes = s->vram_bytes};
+    out->bound = bound_of(s, t, least);
 }
 
 void plan_decode_step(struct plan_step *out, const struct plan_work *w, const struct plan_rates *r, const struct plan_phase *ph, int64_t depth) {
-    struct sums s = {.r = r};
-    int calls = w->calls;
-    for (int il = 0; il < w->n_layer; il++) {
-        add_mixer(&s, &w->layers[il], &ph->layers[il], depth);
-        add_ffn(&s, &w->layers[il], &ph->layers[il]);
-        calls += w->layers[il].calls;
+    struct sums s = {.r = r, .slow = 1};
+    walk(&s, w, ph, depth);
+    double meanwhile = s.link_bytes - r->link * (s.t0 - s.window); /* copied while the CPU works */
+    if (meanwhile > 0 && s.cpu_s > 0 && r->slowed_s > 0) {
+        double most = r->dram > r->link ? r->cpu / (r->dram - r->link) : INFINITY; /* copies all the time */
+        s = (struct sums){.r = r, .slow = at_most(1 + r->slowed_s * meanwhile / s.cpu_s, most)};
+        walk(&s, w, ph, depth);
     }
-    move(&s, ph->head == PLAN_CPU);
-    if (ph->head == PLAN_CPU) {
-        on_cpu(&s, plan_cpu_s(r, &w->head), w->head.read);
-    } else {
-        on_gpu(&s, plan_gpu_s(r, &w->head));
-        s.vram_bytes += w->head.read;
-        if (ph->head == PLAN_STREAM) s.link_bytes += (double)w->head.bytes;
-        fixed(&s, 2 * r->copy_s + 4.0 * w->m->n_vocab * r->n_tok / r->d2h); /* embedding in, logits out */
-    }
-    fixed(&s, calls * r->launch_s);
     finish(out, &s);
 }
 
 void plan_cpu_step(struct plan_step *out, const struct plan_work *w, const struct plan_rates *r, int64_t depth) {
-    struct sums s = {.r = r, .on_cpu = true};
+    struct sums s = {.r = r, .slow = 1, .on_cpu = true};
     for (int il = 0; il < w->n_layer; il++) {
         const struct plan_work_layer *l = &w->layers[il];
         int64_t pages = (depth + KV_PAGE - 1) / KV_PAGE;

@@ -48,6 +48,8 @@ struct plan_work {
 
 int plan_work_open(struct plan_work *out, const struct model *m, const struct plan_request *r);
 void plan_work_close(struct plan_work *w);
+/* That of a plan which was made with r. ERR_ARG: r has no machine. */
+int plan_work_of(struct plan_work *out, const struct plan *p, const struct model *m, const struct plan_request *r);
 
 /* Bytes of the three parts of a layer's dense FFN. */
 void plan_ff_bytes(size_t bytes[PLAN_PLACES], const struct plan_work_layer *l, const int32_t rows[PLAN_PLACES]);
@@ -75,6 +77,7 @@ void plan_ring(struct plan_phase *ph, const struct plan_work *w);
 struct plan_rates {
     double vram, matvec, attn;      /* VRAM: peak, reached by products, by attention */
     double link, d2h, dram;         /* H2D; DRAM with copies */
+    double slowed_s;                /* how much longer the CPU takes for a byte that is copied while it works */
     double locked, link_pageable;   /* bytes that may be page-locked; the rate of others */
     double cpu, cpu_ops, cpu_attn_flops;
     double handover_s, launch_s, copy_s;
@@ -112,6 +115,9 @@ enum { PLAN_TOO_BIG = 1 };
 int plan_search(struct plan *p, const struct plan_work *w, enum plan_effort effort);
 /* The phase of prefill and what depends on both, for a phase of decode that is there. false: nothing fits. */
 bool plan_prefill(struct plan *p, const struct plan_work *w, const struct plan_rates *r, enum plan_effort effort);
+
+/* Fills why (plan_why.c). */
+void plan_explain(struct plan *p, const struct plan_work *w);
 
 /* --- pins (plan_pins.c) -------------------------------------------------------------------------------------------------------- */
 

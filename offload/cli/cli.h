@@ -88,6 +88,9 @@ int cli_request(struct plan_request *r, const struct cli_opts *o, const struct e
 /* The memory table. */
 void cli_print_plan(FILE *to, const struct plan *p, const struct model *m);
 json_t *cli_plan_json(const struct plan *p);
+/* The same for a plan of a described machine, with predictions over depths. */
+int cli_print_machine_plan(FILE *to, const struct plan *p, const struct engine *e, const struct plan_request *r);
+int cli_json_machine_plan(FILE *to, const struct plan *p, const struct engine *e, const struct plan_request *r, int64_t max_ctx);
 /* "none in this build", "no GPU found", the cards by number, or why there is none that works. `opened`: each card is opened and
  * closed again, which takes a moment and tells whether this build has kernels for it. */
 enum cli_gpu_look { CLI_GPU_SEEN, CLI_GPU_OPENED };
