@@ -20,7 +20,8 @@
  *   T0 = sum over parts of their GPU time, or CPU time; where both work on a layer the longer of the two, and a hand-over
  *   T  = max(T0 + d, X / Bp): X bytes streamed. Of these, X - Bp * (T0 - W) are copied in the windows W of the CPU, which
  *        then gets Bd - Bp instead of all that it can read; d is how much longer it takes, less what it waits for the GPU
- * and a pass of prefill takes the longer of its arithmetic and its copies (their sum where there is a single slot, refilled after its use).
+ * What is made small is the time at the asked depth plus plan_low_share of that at 1 / PLAN_LOW of it: KV outside VRAM costs
+ * nothing before the context is full, weights always do. A pass of prefill takes the longer of its arithmetic and its copies (their sum where there is a single slot, refilled after its use).
  * All of it is linear in the bytes of each place, so a small linear program finds the optimum of the average layer; whole
  * pages, rows and layers are then improved step by step with the sums over the real layers.
  *
@@ -171,6 +172,9 @@ int64_t plan_max_ctx(const struct model *m, const struct plan_request *r, int64_
 
 /* Decode of a plan at another depth: where the KV lies then is that of plan_kv_pages. The plan was made with these. */
 int plan_predict(struct plan_step *out, const struct plan *p, const struct model *m, const struct plan_request *r, int64_t depth);
+
+enum { PLAN_LOW = 8 };
+static const double plan_low_share = 0.02;
 
 /* Pages of a layer by place when n_pos positions are filled: the newest in VRAM as long as there is room, of the others
  * the same share streamed as at n_ctx. */

@@ -180,28 +180,14 @@ static bool allowed(const struct search *s, const struct knobs *k) {
     return share_kept(s, k) && (s->head_free || !k->v[HEAD_CPU]);
 }
 
-/* Of about equal ones, that with more of the weights in VRAM: KV costs nothing before the context is full. */
-static const double preference = 1e-4;
-
-static double weights_outside(const struct search *s) {
-    double sum = 0;
-    for (int il = 0; il < s->w->n_layer; il++) {
-        const struct plan_work_layer *l = &s->w->layers[il];
-        const struct plan_layer *p = &s->ph->layers[il];
-        if (p->mixer != PLAN_VRAM) sum += (double)l->mixer.bytes;
-        if (l->n_ff) sum += (double)l->ff.bytes * (1 - (double)p->ff_rows[PLAN_VRAM] / l->n_ff);
-        if (l->n_expert) sum += (double)l->experts.bytes * p->experts[PLAN_CPU] / l->n_expert;
-    }
-    return sum;
-}
-
 /* Takes the knobs if they are better than the best. */
 static bool consider(struct search *s, const struct knobs *k) {
-    struct plan_step t;
+    struct plan_step t, low;
     s->evals++;
     if (!allowed(s, k) || !build(s, k) || !fits(s)) return false;
     plan_decode_step(&t, s->w, s->r, s->ph, s->w->r.depth);
-    double t_s = t.s * (1 + preference * weights_outside(s) / (double)s->w->file_bytes);
+    plan_decode_step(&low, s->w, s->r, s->ph, s->w->r.depth / PLAN_LOW);
+    double t_s = t.s + plan_low_share * low.s;
     if (t_s >= s->best_s) return false;
     s->best_s = t_s;
     s->best = *k;
@@ -420,8 +406,8 @@ static bool linear(struct search *s, struct knobs *k, bool head_cpu, enum mixers
     struct lp p = {.n = N_VAR};
     p.c[V_T] = 1;
     for (int v = 0; v < V_T; v++) p.c[v] = 1e-9;
-    double prefer = preference * base.s * 1e3 / ((double)s->w->file_bytes * 1e-9);
-    p.c[V_FC] = p.c[V_FS] = p.c[V_EC] = p.c[V_MC] = p.c[V_MS] = prefer;
+    p.c[V_FC] = plan_low_share * ff.cpu_ms, p.c[V_EC] = plan_low_share * ex.cpu_ms, p.c[V_MC] = plan_low_share * mix.cpu_ms;
+    p.c[V_FS] = p.c[V_MS] = plan_low_share / bp; /* at a low depth weights cost the same */
     int t_row = lp_row(&p, LP_LE, -base.s * 1e3); /* base + changes - T <= 0 */
     lp_class(&p, &kv, s, t_row, V_KC, V_KS, V_KJ, V_KT, V_KZ);
     lp_class(&p, &ff, s, t_row, V_FC, V_FS, V_FJ, V_FT, V_FZ);

@@ -19,7 +19,8 @@ across tokens (old KV and weights are known); the CPU may not (it needs this
 layer's q).  Everything is an assumption block below: replace by measured values.
 
 Stdlib only.  split_model.py > split_model.csv made the file of predictions that tests/test_plan_table.c reads: tokens/s
-with everything in VRAM of unlimited size; with what does not fit on the CPU; with it streamed; with the best split.
+with everything in VRAM of unlimited size; with what does not fit on the CPU; with it streamed; with the best split; and
+with the best split when the CPU's part of FFNs does not run beside attention weights (BESIDE_ALL).
 """
 GB = 1e9
 K = 1024
@@ -46,6 +47,8 @@ HW = {
 ETA_W, ETA_A = 0.65, 0.70      # share of peak HBM reached by Q4_K GEMV / flash-decode
 CPU_FRAC = 0.90                # share of practical DRAM bandwidth one CPU kernel reaches
 SYNC = 30e-6                   # one GPU->CPU->GPU hand-over (flags in mapped memory)
+BESIDE_ALL = True      # the CPU's part of FFNs runs beside all weights, or (False) beside those of FFNs only: the hidden
+                       # state that it works on comes out of the attention part
 FFN_SHARE = 0.65               # only FFN matrices are row-split between CPU and GPU
 Q8_CPU_GAIN = 1.6              # int8 dot for K halves part of the CPU flops
 GEMM_GAIN = 1.5                # register blocking once >= 4 query rows share a KV tile
@@ -87,7 +90,8 @@ def step_time(h, m, kt, n, Wg, Wc, Ws, Kg, Kc, Ks, split_ok=True):
     a = solve(Gw, Cw0, Ga, Ca0, ov_serial, X, C, Bp, Bd, False)
     if not split_ok or Wc + Ws > FFN_SHARE * m["w"] + 1e-6:
         return a
-    return min(a, solve(Gw, Cw0, Ga, Ca0, ov_split, X, C, Bp, Bd, True))
+    beside = Gw if BESIDE_ALL else max(0.0, FFN_SHARE * m["w"] - Wc) / (Bg * ETA_W) * fw
+    return min(a, solve(beside, Cw0, Ga, Ca0, ov_split + Gw - beside, X, C, Bp, Bd, True))
 
 
 def solve(Gw, Cw0, Ga, Ca0, ov, X, C, Bp, Bd, parallel):
@@ -187,15 +191,19 @@ FILES = {"V100-16G+DDR4x2": "v100-16g-2ch", "V100-16G+DDR4x6": "v100-16g-6ch", "
 
 
 def main():
+    global BESIDE_ALL
     print("# made by split_model.py: machine (tests/machines), model, KV type, context, GB reserved,"
-          " t/s: vram, cpu, streamed, best")
+          " t/s: vram, cpu, streamed, best, beside FFN")
     for hn, h in HW.items():
         for mn, m in MODELS.items():
             for kt in KVT:
                 for ctx in CTX:
+                    BESIDE_ALL = False
+                    ffn = strategies(h, m, kt, ctx)["3opt"]
+                    BESIDE_ALL = True
                     o = strategies(h, m, kt, ctx)
-                    print("%s,%s,%s,%d,%g,%.4f,%.4f,%.4f,%.4f" % (FILES[hn], mn, kt, ctx, h["res"], o["vram"], o["1s"],
-                                                               o["2str"], o["3opt"]))
+                    print("%s,%s,%s,%d,%g,%.4f,%.4f,%.4f,%.4f,%.4f" % (FILES[hn], mn, kt, ctx, h["res"], o["vram"], o["1s"],
+                                                                    o["2str"], o["3opt"], ffn))
 
 
 if __name__ == "__main__":
