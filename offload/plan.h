@@ -20,12 +20,12 @@
  *   T0 = sum over parts of their GPU time, or CPU time; where both work on a layer the longer of the two, and a hand-over
  *   T  = max(T0 + d, X / Bp): X bytes streamed. Of these, X - Bp * (T0 - W) are copied in the windows W of the CPU, which
  *        then gets Bd - Bp instead of all that it can read; d is how much longer it takes, less what it waits for the GPU
- * What is made small is the time at the asked depth plus plan_low_share of that at 1 / PLAN_LOW of it: KV outside VRAM costs
- * nothing before the context is full, weights always do. A pass of prefill takes the longer of its arithmetic and its copies (their sum where there is a single slot, refilled after its use).
+ * What is made small is the time at the asked depth plus a share (low_share) of that at 1 / PLAN_LOW of it: KV outside VRAM
+ * costs nothing before the context is full, weights always do. A pass of prefill takes the longer of its arithmetic and its copies (their sum where there is a single slot, refilled after its use).
  * All of it is linear in the bytes of each place, so a small linear program finds the optimum of the average layer; whole
  * pages, rows and layers are then improved step by step with the sums over the real layers.
  *
- * Not in the model: which experts are chosen (each is equally likely, GPU and CPU wait for the average of each other);
+ * Not in the model: copies are as fast as the link can even where slower ones would leave the CPU more of DRAM; which experts are chosen (each is equally likely, GPU and CPU wait for the average of each other);
  * experts are not streamed in decode; disk speed (load_s is from the page cache); blocks for multi-token prediction count
  * like other layers; several tokens per decode pass use the factors of plan_time.c; clocks that drop. */
 #ifndef LH_OFFLOAD_PLAN_H
@@ -77,6 +77,7 @@ struct plan_request {
     int64_t depth;        /* tokens in the context that decode is planned for (n_ctx) */
     int64_t prompt;       /* tokens that prefill is planned for (n_ctx) */
     int decode_tokens;    /* per decode pass (1) */
+    double low_share;     /* see above (0.2); negative: only the asked depth counts, but for ties */
     unsigned pins;        /* enum plan_pin */
     int64_t n_gpu_layers; /* the last so many layers in VRAM, the others on the CPU; more than there are: the output too */
     int64_t n_cpu_moe;    /* experts of the first so many layers on the CPU */
@@ -167,6 +168,9 @@ struct plan {
  * have. */
 int plan_make(struct plan *out, const struct model *m, const struct plan_request *r);
 
+/* The share that a request asks for. */
+static inline double plan_low_share(const struct plan_request *r) { return r->low_share < 0 ? 1e-4 : r->low_share > 0 ? r->low_share : 0.2; }
+
 /* Largest n_ctx (a multiple of 256, or n_ctx_most itself) that fits, at most n_ctx_most; 0: none does. */
 int64_t plan_max_ctx(const struct model *m, const struct plan_request *r, int64_t n_ctx_most);
 
@@ -174,7 +178,6 @@ int64_t plan_max_ctx(const struct model *m, const struct plan_request *r, int64_
 int plan_predict(struct plan_step *out, const struct plan *p, const struct model *m, const struct plan_request *r, int64_t depth);
 
 enum { PLAN_LOW = 8 };
-static const double plan_low_share = 0.02;
 
 /* Pages of a layer by place when n_pos positions are filled: the newest in VRAM as long as there is room, of the others
  * the same share streamed as at n_ctx. */

@@ -32,6 +32,7 @@ struct search {
     int64_t kv_pages, ff_quanta, ex_count; /* per layer: of the smallest */
     int64_t kv_host;             /* pages per layer that must be outside; -1: free */
     double page_bytes, quantum_bytes, expert_bytes, mixer_bytes; /* averages */
+    double low_share;
     bool head_free;
     bool mixers_stay;            /* the rest is enough: they are not tried */
     double best_s;
@@ -187,7 +188,7 @@ static bool consider(struct search *s, const struct knobs *k) {
     if (!allowed(s, k) || !build(s, k) || !fits(s)) return false;
     plan_decode_step(&t, s->w, s->r, s->ph, s->w->r.depth);
     plan_decode_step(&low, s->w, s->r, s->ph, s->w->r.depth / PLAN_LOW);
-    double t_s = t.s + plan_low_share * low.s;
+    double t_s = t.s + s->low_share * low.s;
     if (t_s >= s->best_s) return false;
     s->best_s = t_s;
     s->best = *k;
@@ -406,8 +407,8 @@ static bool linear(struct search *s, struct knobs *k, bool head_cpu, enum mixers
     struct lp p = {.n = N_VAR};
     p.c[V_T] = 1;
     for (int v = 0; v < V_T; v++) p.c[v] = 1e-9;
-    p.c[V_FC] = plan_low_share * ff.cpu_ms, p.c[V_EC] = plan_low_share * ex.cpu_ms, p.c[V_MC] = plan_low_share * mix.cpu_ms;
-    p.c[V_FS] = p.c[V_MS] = plan_low_share / bp; /* at a low depth weights cost the same */
+    p.c[V_FC] = s->low_share * ff.cpu_ms, p.c[V_EC] = s->low_share * ex.cpu_ms, p.c[V_MC] = s->low_share * mix.cpu_ms;
+    p.c[V_FS] = p.c[V_MS] = s->low_share / bp; /* at a low depth weights cost the same */
     int t_row = lp_row(&p, LP_LE, -base.s * 1e3); /* base + changes - T <= 0 */
     lp_class(&p, &kv, s, t_row, V_KC, V_KS, V_KJ, V_KT, V_KZ);
     lp_class(&p, &ff, s, t_row, V_FC, V_FS, V_FJ, V_FT, V_FZ);
@@ -719,7 +720,7 @@ int plan_search(struct plan *p, const struct plan_work *w, enum plan_effort effo
     struct plan_rates r;
     struct search *s = calloc(1, sizeof *s);
     if (!s) return err_set(ERR_NOMEM, "plan: out of memory");
-    *s = (struct search){.w = w, .r = &r, .ph = &p->phase[PLAN_DECODE]};
+    *s = (struct search){.w = w, .r = &r, .ph = &p->phase[PLAN_DECODE], .low_share = plan_low_share(&w->r)};
     plan_rates_of(&r, w);
     int rc = plan_pins_read(&s->pins, w);
     if (!rc) rc = alloc(s);
@@ -736,6 +737,10 @@ int plan_search(struct plan *p, const struct plan_work *w, enum plan_effort effo
     s->host_cap = p->host_limit > host ? p->host_limit - host : 0;
     /* Prefill needs more VRAM for other things than pages: they are outside while it lasts. */
     bool ok = solve(s, effort) && plan_prefill(p, w, &r, effort);
+    for (double share = 1; !ok && effort == PLAN_BEST && share < 1e3; share *= 10) { /* weights in VRAM need no room in prefill */
+        s->low_share = share;
+        ok = solve(s, effort) && plan_prefill(p, w, &r, effort);
+    }
     if (!ok && effort == PLAN_BEST) ok = solve(s, PLAN_FITS) && plan_prefill(p, w, &r, PLAN_BEST);
     if (!ok) rc = PLAN_TOO_BIG;
 out:

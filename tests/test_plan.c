@@ -351,13 +351,15 @@ static void plans_keep_budgets_and_sums(void **state) {
 static double score(const struct plan *p, const struct test_case *c) {
     struct plan_step low;
     if (plan_predict(&low, p, &models[c->model].m, &c->r, p->depth / PLAN_LOW)) fail_msg("%s", err_text());
-    return p->decode.s + plan_low_share * low.s;
+    return p->decode.s + plan_low_share(&c->r) * low.s;
 }
 
 /* --- more is never slower ------------------------------------------------------------------------------------------------------ */
 
 /* The search climbs over whole pages and rows and can end a little below the optimum: by 0.6 % in the worst of these cases. */
 static const double rounding = 1e-2;
+/* Copies take DRAM from the CPU as fast as the link can, and are not paced: with a faster link the CPU may wait longer. */
+static const double unpaced = 8e-2;
 
 static void more_is_never_slower(void **state) {
     static struct plan p, q;
@@ -383,7 +385,7 @@ static void more_is_never_slower(void **state) {
         if (plan_make(&q, &models[c.model].m, &c.r)) fail_msg("case %d: %g times the %s, and it does not fit: %s", i, f, what[k], err_text());
         double slower = score(&q, &c) / before - 1;
         if (slower > worst) worst = slower;
-        if (slower > rounding)
+        if (slower > (k == 2 ? unpaced : rounding))
             fail_msg("case %d, %s: %g times the %s makes decode %.2f %% slower (%.4f, %.4f ms)", i, models[c.model].name, f, what[k], slower * 100,
                      p.decode.s * 1e3, q.decode.s * 1e3);
         n++;
@@ -624,7 +626,7 @@ static void small_plans_are_near_the_best(void **state) {
         mc.host.memlock_bytes = -1;
         mc.gpu.vram_bytes = 1e8 + 1e6 + log_between(&rng, 0.5e9, 2.5e9);
         struct plan_request r = {.n_ctx = 256 * 4 * between(&rng, 8, 200), .type_k = QT_F16, .type_v = QT_F16, .logits_rows = 1, .n_thread = 4,
-                                 .host_limit = (size_t)100e9, .machine = &mc, .headroom = (size_t)1e6};
+                                 .host_limit = (size_t)100e9, .machine = &mc, .headroom = (size_t)1e6, .low_share = -1};
         int rc = plan_make(&p, &m, &r);
         if (rc == ERR_BUDGET) goto next;
         if (rc) fail_msg("%s", err_text());

@@ -77,7 +77,7 @@ static double planned(const struct row *row, struct machine mc, enum column c, d
     int type = row->kv[0] == 'q' ? QT_Q8_0 : QT_F16;
     if (c == ALL_VRAM) mc.gpu.vram_bytes = 200e9;
     struct plan_request r = {.n_ctx = row->ctx, .type_k = type, .type_v = type, .n_thread = 8, .logits_rows = 1, .host_limit = SIZE_MAX, .machine = &mc,
-                             .chunk_tokens = 512, .depth = row->ctx, .prompt = row->ctx, .decode_tokens = 1, .pins = pins[c]};
+                             .chunk_tokens = 512, .depth = row->ctx, .prompt = row->ctx, .decode_tokens = 1, .low_share = 0.02, .pins = pins[c]};
     struct plan_work w;
     struct plan_rates rates;
     struct plan_step step;
@@ -106,8 +106,8 @@ static double planned(const struct row *row, struct machine mc, enum column c, d
 
 /* 3opt lets the CPU's rows of FFNs run beside all weights. They need the attention part's output, so they run beside FFNs
  * only: the column after it, which is where the planner is slower than 3opt. And the planner may choose what stays in VRAM
- * where 1s has the weights first: it may be faster. What it makes small has 2 % of a lower depth in it, and hand-overs and
- * launches are those of the machine. */
+ * where 1s has the weights first: it may be faster. What it makes small has 2 % of a lower depth in it here, and
+ * hand-overs and launches are those of the machine. */
 static void compare(const struct row *row, const double ts[BEST + 1], const double off[BEST + 1]) {
     for (int c = 0; c <= BEST; c++) {
         double want = row->ts[c == BEST ? BESIDE_FFN : c], share = ts[c] / want - 1;
