@@ -31,13 +31,14 @@ enum { ARCH = EMU_ARCH }; /* other cases with each */
 #else
 enum { ARCH = 900 };
 #endif
-enum { MAX_LAYER = 3, ARENA = 64 << 20, DATA = 24 << 20 };
+enum { MAX_LAYER = 8, ARENA = 64 << 20, DATA = 24 << 20 };
 
 /* What a case is about. */
 struct shape {
     int n_layer, type_k, type_v, n_kv, group, dim_k, dim_v;
     int64_t n_ctx, window[MAX_LAYER];
     int chunk;                        /* most tokens of a call */
+    size_t arena;                     /* bytes; 0: ARENA */
 };
 
 struct rig {
@@ -60,7 +61,7 @@ static void rig_open(struct rig *r, const struct shape *s) {
     *r = (struct rig){.s = *s, .phases = calloc(PLAN_PHASES, sizeof *r->phases)};
     struct ops_limits l = {.n_tok = s->chunk, .cols = 64, .rows = 64, .n_head = s->n_kv * s->group, .n_kv = s->n_kv,
                            .head_dim = s->dim_k > s->dim_v ? s->dim_k : s->dim_v, .n_ctx = s->n_ctx};
-    dev_open(&r->d, &l, ARENA);
+    dev_open(&r->d, &l, s->arena ? s->arena : ARENA);
     l.n_tok = PLAN_DECODE_TOKENS;
     struct cpu_opts c = {.n_thread = 2, .limits = l};
     ok(isa_choose(&c.isa, NULL));
@@ -288,7 +289,7 @@ static struct shape random_shape(uint64_t *seed, int i) {
     static const int dims[] = {64, 32, 128, 40, 8, 96, 256}, groups[] = {1, 2, 3, 4, 6, 8}, chunks[] = {8, 16, 32, 200, 300};
     struct shape s;
     do {
-        s = (struct shape){.n_layer = 1 + (int)(test_rand(seed) % MAX_LAYER), .type_k = kv_types[i % 5], .type_v = kv_types[(i / 5 + i) % 5],
+        s = (struct shape){.n_layer = 1 + (int)(test_rand(seed) % 3), .type_k = kv_types[i % 5], .type_v = kv_types[(i / 5 + i) % 5],
                            .n_kv = 1 + (int)(test_rand(seed) % 2), .group = PICK(groups, seed), .dim_k = PICK(dims, seed),
                            .n_ctx = 600 + (int64_t)(test_rand(seed) % 2000), .chunk = PICK(chunks, seed)};
         s.dim_v = test_rand(seed) % 3 ? s.dim_k : PICK(dims, seed);
@@ -322,11 +323,30 @@ static void random_passes(struct rig *r, uint64_t *seed) {
 static int cases(int n) { return getenv("TEST_CASES") ? atoi(getenv("TEST_CASES")) : n; }
 static uint64_t first_seed(uint64_t n) { return getenv("TEST_SEED") ? strtoull(getenv("TEST_SEED"), NULL, 10) : n; }
 
+/* The n-th page-locking is refused, 0: none. */
+static void open_store(struct rig *r, const struct kv_store_opts *o, int refuse) {
+#if defined(GPU_EMU)
+    long before = emu_calls("cudaHostRegister");
+    if (refuse) emu_fail("cudaHostRegister", refuse, 2, 0);
+    ok(kv_store_open(&r->store, o));
+    bool refused = refuse && emu_calls("cudaHostRegister") - before >= refuse;
+    emu_fail_clear();
+#else
+    bool refused = (void)refuse, false;
+    ok(kv_store_open(&r->store, o));
+#endif
+    struct kv_store_stats st;
+    kv_store_stats_get(r->store, &st);
+    assert_int_equal(st.pageable_bytes > 0, refused);
+    assert_int_equal(st.flags, o->handover == KV_STORE_BEST);
+    r->mark_open = gpu_arena_used(r->d.arena);
+}
+
 static void random_plans(void) {
     uint64_t seed = first_seed(ARCH);
     for (int i = 0; i < cases(8); i++) {
         uint64_t digest = orders_sum, first = 0, was = seed;
-        for (int h = 0; h < 2; h++) { /* by flags and by events: the same bits */
+        for (int h = 0; h < 2; h++) { /* by flags; by events, with memory that could not be locked: the same bits */
             struct rig r;
             seed = was;
             struct shape s = random_shape(&seed, i);
@@ -334,9 +354,8 @@ static void random_plans(void) {
             random_phase(&r.phases[PLAN_DECODE], &r, &seed);
             r.phases[PLAN_PREFILL] = r.phases[PLAN_DECODE];
             struct kv_store_opts o = opts_of(&r, h ? KV_STORE_EVENTS : KV_STORE_BEST);
-            ok(kv_store_open(&r.store, &o));
-            r.mark_open = gpu_arena_used(r.d.arena);
             size_t used = r.mark;
+            open_store(&r, &o, h ? 1 + i % 3 : 0);
             enter(&r, PLAN_DECODE);
             assert_int_equal(r.mark - used, kv_store_vram_bytes(r.ref->layers, s.n_layer, &r.phases[PLAN_DECODE]));
             orders_sum = digest;
@@ -371,8 +390,7 @@ static void phases(void) {
             d->kv_pages[PLAN_CPU] = (int32_t)r.ref->layers[il].n_slot;
         }
         struct kv_store_opts o = opts_of(&r, KV_STORE_BEST);
-        ok(kv_store_open(&r.store, &o));
-        r.mark_open = gpu_arena_used(r.d.arena);
+        open_store(&r, &o, 0);
         enter(&r, PLAN_PREFILL);
         if (i % 2) fill_both(&r, (int64_t)(test_rand(&seed) % (uint64_t)(s.n_ctx / 2)), seed);
         for (int turn = 0; turn < 3; turn++) {
@@ -464,14 +482,140 @@ static void failures(void) {
 static void failures(void) {}
 #endif
 
+/* --- long contexts ------------------------------------------------------------------------------------------------------------ */
+
+/* 256K positions over three places; host memory only for pages that are outside VRAM. */
+static void long_context(void) {
+    struct shape s = {.n_layer = 1, .type_k = QT_Q8_0, .type_v = QT_Q8_0, .n_kv = 1, .group = 2, .dim_k = 32, .dim_v = 32, .n_ctx = 262144,
+                      .chunk = 8};
+    struct rig r;
+    rig_open(&r, &s);
+    struct plan_phase *ph = &r.phases[PLAN_DECODE];
+    *ph = (struct plan_phase){.chunk_tokens = 8, .stage_slots = 2, .stage_slot_bytes = 40 * r.ref->layers[0].page_bytes};
+    memcpy(ph->layers[0].kv_pages, (int32_t[]){70, 854, 100}, sizeof ph->layers[0].kv_pages);
+    r.phases[PLAN_PREFILL] = *ph;
+    struct kv_store_opts o = opts_of(&r, KV_STORE_BEST);
+    open_store(&r, &o, 0);
+    enter(&r, PLAN_DECODE);
+    fill_both(&r, 262144 - 259, 3);
+    static const int sizes[] = {2, 1, 0, 1}; /* 0: back over the border of a page */
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        if (!sizes[i]) {
+            both_truncate(&r, 262144 - 261);
+            continue;
+        }
+        ok(pass(&r, r.ref->n, sizes[i], true));
+        both_advance(&r, sizes[i]);
+    }
+    struct kv_store_stats st;
+    kv_store_stats_get(r.store, &st);
+    assert_true(st.cpu_bytes >= 3 * 850.0 * (double)r.ref->layers[0].page_bytes);
+    rig_close(&r);
+}
+
+/* --- time ----------------------------------------------------------------------------------------------------------------------- */
+
+#if defined(GPU_EMU)
+/* Seconds of a decoded token, and by what it is bounded: busy times. */
+struct step_time {
+    double s, cpu_s, link_s, gpu_s;
+};
+
+static void decode_steps(struct rig *r, struct step_time *t, enum kv_store_handover how) {
+    enum { WARM = 3, TOKENS = 4 };
+    const int n_head = r->s.n_kv * r->s.group;
+    struct kv_store_opts o = opts_of(r, how);
+    ok(kv_store_open(&r->store, &o));
+    ok(kv_store_enter(r->store, PLAN_DECODE, r->d.ops));
+    float *q = dev_new(&r->d, NULL, (size_t)(n_head * r->s.dim_k) * 4), *out = dev_new(&r->d, NULL, (size_t)(n_head * r->s.dim_v) * 4);
+    float *k = dev_new(&r->d, NULL, (size_t)(r->s.n_kv * r->s.dim_k) * 4), *v = dev_new(&r->d, NULL, (size_t)(r->s.n_kv * r->s.dim_v) * 4);
+    int64_t pos = r->s.n_ctx - 2 * (WARM + TOKENS);
+    ok(kv_store_fill_synthetic(r->store, pos, 1));
+    struct emu_stats st;
+    double start = 0;
+    for (int i = 0; i < WARM + TOKENS; i++, pos++) {
+        if (i == WARM) {
+            emu_stats_zero();
+            start = emu_now();
+        }
+        ok(kv_store_begin(r->store, pos, 1));
+        for (int il = 0; il < r->s.n_layer; il++) {
+            struct attn_args a = {.q = q, .o = out, .kv = kv_store_device(r->store), .il = il, .pos0 = pos, .n_tok = 1, .n_head = n_head,
+                                  .scale = 0.1f};
+            ok(r->d.t->kv_put(r->d.t, a.kv, il, pos, 1, k, v));
+            ok(r->d.t->attn(r->d.t, &a));
+        }
+        ok(gpu_stream_sync(r->d.stream));
+    }
+    emu_stats_get(&st);
+    *t = (struct step_time){(emu_now() - start) / TOKENS, st.cpu_busy_s / TOKENS, st.h2d_busy_s / TOKENS, st.compute_busy_s / TOKENS};
+    assert_int_equal(st.pageable_copies, 0);
+}
+
+/* A described card, kernels without bodies: the time of a token with so many pages of each layer in each place. */
+static struct step_time step_of(const int32_t pages[PLAN_PLACES], enum emu_policy p, enum kv_store_handover how) {
+    struct emu_machine m;
+    struct step_time t = {0};
+    struct rig r;
+    struct shape s = {.n_layer = 8, .type_k = QT_F16, .type_v = QT_F16, .n_kv = 4, .group = 2, .dim_k = 128, .dim_v = 128,
+                      .n_ctx = KV_PAGE * (int64_t)(pages[0] + pages[1] + pages[2]), .chunk = 8, .arena = (size_t)2 << 30};
+    assert_int_equal(emu_machine_get(&m, "v100-16g-pcie3"), 0);
+    m.sm = 0;
+    emu_reset(&m);
+    emu_set_policy(p, 5);
+    emu_set_dry(1);
+    clock_use(&(struct clock_source){emu_now, emu_work});
+    rig_open(&r, &s);
+    struct plan_phase *ph = &r.phases[PLAN_DECODE];
+    *ph = (struct plan_phase){.chunk_tokens = 8, .stage_slots = 2, .stage_slot_bytes = (size_t)pages[PLAN_STREAM] * r.ref->layers[0].page_bytes};
+    if (!pages[PLAN_STREAM]) ph->stage_slots = 0;
+    for (int il = 0; il < s.n_layer; il++) memcpy(ph->layers[il].kv_pages, pages, sizeof ph->layers[il].kv_pages);
+    r.phases[PLAN_PREFILL] = *ph;
+    decode_steps(&r, &t, how);
+    rig_close(&r);
+    clock_use(NULL);
+    emu_set_dry(0);
+    return t;
+}
+
+static double most(double a, double b) { return a > b ? a : b; }
+
+static void places_work_at_the_same_time(void **state) {
+    (void)state;
+    static const struct {
+        int32_t pages[PLAN_PLACES];
+        double link_share; /* of the time in which the link is busy, at least */
+    } rows[] = {{{40, 8, 12}, 0.95}, {{200, 24, 0}, 0}, {{100, 24, 4}, 0}, {{30, 0, 10}, 0.95}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int how = 0; how < 2; how++) {
+            struct step_time t = step_of(rows[i].pages, EMU_EAGER, (enum kv_store_handover)how);
+            /* A layer: the longer side, and a hand-over; streamed pages arrive during all of it. */
+            double fixed = 8 * 40e-6, best = most(most(t.cpu_s, t.gpu_s), t.link_s);
+            if (t.s > 1.03 * best + fixed || t.link_s < rows[i].link_share * t.s)
+                fail_msg("pages %d/%d/%d, hand-over %d: a token takes %.0f us; CPU %.0f, GPU %.0f, link %.0f us", rows[i].pages[0],
+                         rows[i].pages[1], rows[i].pages[2], how, 1e6 * t.s, 1e6 * t.cpu_s, 1e6 * t.gpu_s, 1e6 * t.link_s);
+            for (int p = EMU_LAZY; p <= EMU_COMPUTE_FIRST; p++) /* whatever really ran when */
+                if (fabs(step_of(rows[i].pages, (enum emu_policy)p, (enum kv_store_handover)how).s - t.s) > 1e-9)
+                    fail_msg("pages %d/%d/%d: another time with policy %d", rows[i].pages[0], rows[i].pages[1], rows[i].pages[2], p);
+            if (getenv("TEST_TIMES"))
+                printf("pages %d/%d/%d, hand-over %d: a token takes %.0f us; CPU %.0f, GPU %.0f, link %.0f us\n", rows[i].pages[0],
+                       rows[i].pages[1], rows[i].pages[2], how, 1e6 * t.s, 1e6 * t.cpu_s, 1e6 * t.gpu_s, 1e6 * t.link_s);
+        }
+}
+#else
+static void places_work_at_the_same_time(void **state) { (void)state; }
+#endif
+
 ORDERS(random_plans)
 ORDERS(phases)
 ORDERS(failures)
+ORDERS(long_context)
 
 int main(int argc, char **argv) {
     const struct CMUnitTest t[] = {
         cmocka_unit_test(random_plans_in_all_orders), cmocka_unit_test(phases_in_all_orders),
-        cmocka_unit_test(failures_in_all_orders),
+        cmocka_unit_test(failures_in_all_orders),     cmocka_unit_test(long_context_in_all_orders),
+        cmocka_unit_test(places_work_at_the_same_time),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(t, NULL, NULL);
