@@ -21,9 +21,12 @@ int64_t kv_store_ring_pages(const struct plan_phase *phase) { return (phase->chu
 
 static bool is_mine(const struct kv_layer *g, const struct plan_layer *p) { return g->n_kv && p->mixer != PLAN_CPU; }
 
-/* Pages that one call touches may be more than the layer has in VRAM. */
+bool kv_store_lands(int64_t n_slot, const struct plan_layer *p, const struct plan_phase *phase) {
+    return n_slot && p->mixer != PLAN_CPU && p->kv_pages[PLAN_VRAM] < min_i64(kv_store_ring_pages(phase), n_slot);
+}
+
 static bool is_landing(const struct kv_layer *g, const struct plan_layer *p, const struct plan_phase *phase) {
-    return is_mine(g, p) && p->kv_pages[PLAN_VRAM] < min_i64(kv_store_ring_pages(phase), g->n_slot);
+    return g->n_kv && kv_store_lands(g->n_slot, p, phase);
 }
 
 static size_t landing_page(const struct kv_layer *layers, int n_layer, const struct plan_phase *phase) {

@@ -54,8 +54,10 @@ struct kv_store_opts {
     enum kv_store_handover handover;
 };
 
-/* Pages of a ring below which a layer goes through the landing place. */
+/* Pages of a ring below which a layer goes through the landing place, which has as many; and whether a layer of n_slot pages
+ * does so. Its host memory then has all of its pages. The planner's tables count with these. */
 int64_t kv_store_ring_pages(const struct plan_phase *phase);
+bool kv_store_lands(int64_t n_slot, const struct plan_layer *p, const struct plan_phase *phase);
 
 /* VRAM that a phase takes for KV and staging, rounded as the arena does it: rings, landing place, slots; layers as kv_plan gives
  * them. SIZE_MAX: overflow. */
