@@ -12,6 +12,7 @@
 #include "core/unit.h"
 #include "cpu/cpu.h"
 #include "gpu/gpu.h"
+#include "offload/kv_store.h"
 #include "offload/session.h"
 
 #include <stdio.h>
@@ -305,16 +306,30 @@ static void add_layer(struct plan_table *t, const struct plan_work_layer *l, con
     if (p->ffn == PLAN_VRAM) add_to(&t->weights, l->rest.bytes);
     add_to(&t->weights, ff[PLAN_VRAM]);
     add_to(&t->weights, ex[PLAN_VRAM]);
-    add_to(&t->kv, (size_t)p->kv_pages[PLAN_VRAM] * l->page_bytes);
     if (l->delta && p->state == PLAN_VRAM) {
         add_to(&t->state, l->state_bytes);
         add_to(&t->saved, l->state_bytes);
     }
 }
 
+/* Rings, and the landing place that layers share whose VRAM pages one call can outrun: as kv_store.c carves them. */
+static void add_kv(struct plan_table *t, const struct plan_work *w, const struct plan_phase *ph) {
+    int64_t ring = kv_store_ring_pages(ph);
+    size_t landing = 0;
+    for (int il = 0; il < w->n_layer; il++) {
+        const struct plan_work_layer *l = &w->layers[il];
+        const struct plan_layer *p = &ph->layers[il];
+        if (!l->kv_pages || p->mixer == PLAN_CPU) continue;
+        if (p->kv_pages[PLAN_VRAM] >= (ring < l->kv_pages ? ring : l->kv_pages)) add_to(&t->kv, (size_t)p->kv_pages[PLAN_VRAM] * l->page_bytes);
+        else if (l->page_bytes > landing) landing = l->page_bytes;
+    }
+    add_to(&t->kv, (size_t)ring * landing);
+}
+
 void plan_vram_table(struct plan_table *t, const struct plan_work *w, const struct plan_phase *ph) {
     t->weights = t->kv = t->state = t->saved = 0;
     for (int il = 0; il < w->n_layer; il++) add_layer(t, &w->layers[il], &ph->layers[il]);
+    add_kv(t, w, ph);
     if (ph->head == PLAN_VRAM) add_to(&t->weights, w->head.bytes);
     t->ring = (size_t)ph->ring_slots * ph->ring_slot_bytes;
     t->stage = (size_t)ph->stage_slots * ph->stage_slot_bytes;

@@ -9,6 +9,7 @@
 #include "core/synth.h"
 #include "core/unit.h"
 #include "gpu/gpu.h"
+#include "offload/kv_store.h"
 #include "offload/home.h"
 #include "offload/plan_work.h"
 
@@ -243,7 +244,7 @@ static void check_weights(const struct plan *p, const struct model *m) {
 static void check_kv(const struct plan *p, const struct model *m, const struct plan_request *r) {
     struct kv_shape *shapes = calloc((size_t)m->n_block, sizeof *shapes);
     struct kv_layer *layers = calloc((size_t)m->n_block, sizeof *layers);
-    size_t bytes, vram[PLAN_PHASES] = {0}, host = 0;
+    size_t bytes, host = 0;
     for (int il = 0; il < m->n_block; il++) {
         const struct layer *l = &m->layers[il];
         shapes[il] = (struct kv_shape){l->n_kv, l->head_dim_k, l->head_dim_v, l->window};
@@ -258,7 +259,6 @@ static void check_kv(const struct plan *p, const struct model *m, const struct p
             int64_t slots = layers[il].n_kv ? layers[il].n_slot : 0, at[PLAN_PLACES];
             assert_true(l->kv_pages[0] >= 0 && l->kv_pages[1] >= 0 && l->kv_pages[2] >= 0);
             assert_int_equal(l->kv_pages[0] + l->kv_pages[1] + l->kv_pages[2], slots);
-            vram[ph] += padded((size_t)l->kv_pages[PLAN_VRAM] * layers[il].page_bytes);
             outside[ph] = slots - l->kv_pages[PLAN_VRAM];
             if (l->kv_pages[PLAN_STREAM] && p->phase[ph].stage_whole)
                 assert_true(p->phase[ph].stage_slot_bytes >= (size_t)l->kv_pages[PLAN_STREAM] * layers[il].page_bytes);
@@ -271,7 +271,8 @@ static void check_kv(const struct plan *p, const struct model *m, const struct p
         assert_int_equal(p->phase[PLAN_PREFILL].layers[il].kv_pages[PLAN_CPU], 0);
         host += padded((size_t)(outside[0] > outside[1] ? outside[0] : outside[1]) * layers[il].page_bytes);
     }
-    for (int ph = 0; ph < PLAN_PHASES; ph++) assert_int_equal(p->phase[ph].vram.kv, vram[ph]);
+    for (int ph = 0; ph < PLAN_PHASES; ph++) /* what is carved */
+        assert_int_equal(p->phase[ph].vram.kv + p->phase[ph].vram.stage, kv_store_vram_bytes(layers, m->n_block, &p->phase[ph]));
     assert_int_equal(p->phase[PLAN_DECODE].host.kv, host);
     free(shapes);
     free(layers);
