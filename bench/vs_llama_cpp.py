@@ -466,7 +466,7 @@ def self_test_comparison(folder):
            ("20.000", "30.000", "-fa 0", "4.000"), f"row {row}")
     deep = json.dumps([{**CANNED, "type_k": "q8_0", "type_v": "q8_0", "samples_ts": [1.0, 7.0, 8.0, 9.0]}])
     args.llama_bench = script("deep", "echo '... warmup generation run' >&2; echo '... depth run 1/4' >&2\n"
-                                      "echo '... generation run 1/4' >&2; sleep 0.3\n"
+                                      "echo '... generation run 1/4' >&2; sleep 2\n"
                                       f"echo deep >>{log}; echo '{deep}'\n")
     args.ours = script("ours_deep", f'[ "$1" = --version ] && {{ echo "longhaul 0"; exit; }}\n'
                                     f"echo ours >>{log}; echo '{json.dumps([CANNED])}'\n")
