@@ -178,11 +178,20 @@ class DeepRun:
         self.close()
         raise Failure(f"{shlex.join(self.command)}\n  {what}: {''.join(self.said)[-2000:].strip()}")
 
+    def is_stopped(self):
+        """A signal takes a while to act on a busy machine."""
+        for _ in range(200):
+            with open(f"/proc/{self.process.pid}/stat", encoding="utf-8") as f:
+                state = f.read().rpartition(")")[2].split()[0]
+            if state in "TZ":
+                return state == "T"
+            time.sleep(0.01)
+        return False
+
     def go(self):
         """Lets it take its samples: the rates but the first, and its result object."""
-        with open(f"/proc/{self.process.pid}/stat", encoding="utf-8") as f:
-            if f.read().rpartition(")")[2].split()[0] != "T":
-                self.fail("did not stay stopped after its prefill")
+        if not self.is_stopped():
+            self.fail("did not stay stopped after its prefill")
         self.process.send_signal(signal.SIGCONT)
         self.said += self.process.stderr.readlines()
         if self.process.wait() != 0:
