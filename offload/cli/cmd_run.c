@@ -83,6 +83,7 @@ struct run {
     struct session *session;
     struct sampler *sampler;
     struct tok_stream *stream;
+    struct plan_request request; /* what `plan` was made for */
     struct plan plan;
     struct machine machine;
     size_t vram_limit;         /* after an arena that could not be had */
@@ -343,9 +344,8 @@ static int choose_ctx(struct run *r, int64_t *n_ctx) {
 static int make_plan(struct run *r) {
     int64_t n_ctx;
     int rc = choose_ctx(r, &n_ctx);
-    struct plan_request q;
-    if (!rc) rc = request(r, &q, n_ctx);
-    if (!rc) rc = plan_make(&r->plan, engine_model(r->engine), &q);
+    if (!rc) rc = request(r, &r->request, n_ctx);
+    if (!rc) rc = plan_make(&r->plan, engine_model(r->engine), &r->request);
     if (!rc && (int64_t)r->prompt.n > n_ctx)
         rc = err_set(ERR_ARG, "the prompt has %zu tokens, the context only %lld: raise -c", r->prompt.n, (long long)n_ctx);
     if (!rc && r->prompt.n == 0)
@@ -678,11 +678,13 @@ static int work(struct run *r) {
             json_dumpf(j, stdout, JSON_COMPACT);
             printf("\n");
             json_decref(j);
+        } else if (r->plan.gpu) {
+            rc = cli_print_machine_plan(stdout, &r->plan, r->engine, &r->request);
         } else {
             cli_print_plan(stdout, &r->plan, engine_model(r->engine));
         }
         history_free(&h);
-        return 0;
+        return rc;
     }
     if (!rc && r->o.logits_out && !(r->logits = fopen(r->o.logits_out, "wb")))
         rc = err_set(ERR_ARG, "cannot write %s: %s", r->o.logits_out, strerror(errno));
