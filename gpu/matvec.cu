@@ -125,8 +125,10 @@ static __device__ __forceinline__ void store_sums(float (&part)[PARTS][NC][STRIP
     a.y[(int64_t)(p.col0 + mine) * a.w.rows + row] = s;
 }
 
-/* For these ptxas settles on 80 registers, which spill on sm_75 (NVFP4), sm_86 and sm_89 (Q4_1). */
-static constexpr bool spills_alone(int type, int nc) { return nc == 8 && (type == QT_NVFP4 || type == QT_Q4_1); }
+/* For these ptxas settles on 80 registers, which spill on sm_75 (NVFP4), sm_86 and sm_89 (Q4_1), sm_100 (Q8_0). */
+static constexpr bool spills_alone(int type, int nc) {
+    return nc == 8 && (type == QT_NVFP4 || type == QT_Q4_1 || type == QT_Q8_0);
+}
 
 /* y = W x. A block owns a strip of 16 rows and NC columns; a lane of a half-warp owns a row, the 16 half-warps share out
  * the outer parts of the blocks along the row. Shared memory: NC KiB. Bound by reading W once per NC columns. */
