@@ -30,6 +30,7 @@ struct engine {
     struct plan *placed;     /* ?the plan with a GPU that the weights were loaded for */
     struct gpu *gpu;         /* ? */
     struct gpu_arena *arena; /* ? */
+    int device;              /* number of the card */
     bool in_use;             /* by a session that has the rest of the arena */
     double load_s;
 };
@@ -118,19 +119,15 @@ int engine_tokenizer(struct engine *e, const struct tokenizer **out) {
     return 0;
 }
 
+void engine_use_gpu(struct engine *e, int index) { e->device = index; }
+
 /* One arena for both phases: the larger. */
 static int open_gpu(struct engine *e, const struct plan *p) {
-    size_t bytes = 0;
-    for (int ph = 0; ph < PLAN_PHASES; ph++) {
-        const struct plan_table *t = &p->phase[ph].vram;
-        size_t own = t->sum - t->runtime - t->headroom;
-        if (own > bytes) bytes = own;
-    }
     e->placed = malloc(sizeof *e->placed);
     if (!e->placed) return err_set(ERR_NOMEM, "engine: out of memory");
     *e->placed = *p;
-    int rc = gpu_open(&e->gpu, 0);
-    return rc ? rc : gpu_arena_open(&e->arena, e->gpu, bytes);
+    int rc = gpu_open(&e->gpu, e->device);
+    return rc ? rc : gpu_arena_open(&e->arena, e->gpu, plan_arena_bytes(p));
 }
 
 int engine_load(struct engine *e, const struct plan *p, progress_fn progress, void *arg, const volatile sig_atomic_t *stop) {

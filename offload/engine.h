@@ -35,6 +35,9 @@ const struct topo *engine_topo(const struct engine *e);
 /* Loads the blocks for multi-token prediction too: before plan_make and engine_load. ERR_UNSUPPORTED: the model has none. */
 int engine_use_mtp(struct engine *e);
 
+/* The card for plans with a GPU: before engine_load; 0 by itself. engine_load fails with ERR_DEVICE when it cannot be used. */
+void engine_use_gpu(struct engine *e, int index);
+
 /* The tokenizer, made at the first call: a bench needs none. Owned by the engine. */
 int engine_tokenizer(struct engine *e, const struct tokenizer **out);
 

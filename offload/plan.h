@@ -190,6 +190,17 @@ static inline void plan_kv_pages(int64_t pages[PLAN_PLACES], const struct plan_l
     pages[PLAN_CPU] = outside - pages[PLAN_STREAM];
 }
 
+/* Bytes of the one VRAM allocation: what the larger phase takes of its own. 0: no GPU. */
+static inline size_t plan_arena_bytes(const struct plan *p) {
+    size_t most = 0;
+    for (int i = 0; i < PLAN_PHASES && p->gpu; i++) {
+        const struct plan_table *t = &p->phase[i].vram;
+        size_t own = t->sum - t->runtime - t->headroom;
+        if (own > most) most = own;
+    }
+    return most;
+}
+
 const char *plan_place_name(enum plan_place p); /* "vram", "cpu", "streamed" */
 const char *plan_bound_name(enum plan_bound b); /* "VRAM bandwidth", "host memory bandwidth", ... */
 

@@ -62,7 +62,7 @@ int cli_rope_scaling(const char *option, const char *value, void *dst);
     {.names = "--strict", .type = OPT_FLAG, .dst = &(o).strict, .help = "refuse instead of warn (exit 5)"},            \
     {.names = "--kernels", .type = OPT_STRING, .dst = &(o).kernels, .metavar = "SET", .help = "auto, generic, avx2, avx512", .rare = true}, \
     {.names = "-fa,--flash-attn", .type = OPT_ENUM, .dst = &(o).flash, .metavar = "on|off|auto", .choices = "auto,on,off", .help = "attention is always fused here; off is refused", .rare = true}, \
-    {.names = "-ngl,--gpu-layers,--n-gpu-layers", .type = OPT_CALL, .dst = &(o), .metavar = "N", .call = cli_ngl, .help = "layers in VRAM: 0, auto; others need a GPU build", .rare = true}, \
+    {.names = "-ngl,--gpu-layers,--n-gpu-layers", .type = OPT_CALL, .dst = &(o), .metavar = "N", .call = cli_ngl, .help = "layers in VRAM, with --machine: N, auto, all", .rare = true}, \
     {.names = "-dev,--device", .type = OPT_CALL, .dst = &(o), .metavar = "none|0", .call = cli_device, .help = "card to use, or none: the CPU", .rare = true}, \
     {.names = "Rotary positions", .type = OPT_GROUP, .rare = true},                                                    \
     {.names = "--rope-scaling", .type = OPT_CALL, .dst = &(o).rope, .metavar = "none|linear|yarn", .call = cli_rope_scaling, .help = "context extension method", .rare = true}, \

@@ -288,16 +288,6 @@ static int completion_ids(struct run *r, const struct text *t, bool given) {
     return rc;
 }
 
-/* One allocation, of what the larger phase takes. */
-static size_t arena_bytes(const struct plan *p) {
-    size_t most = 0;
-    for (int ph = 0; ph < PLAN_PHASES && p->gpu; ph++) {
-        const struct plan_table *t = &p->phase[ph].vram;
-        if (t->sum - t->runtime - t->headroom > most) most = t->sum - t->runtime - t->headroom;
-    }
-    return most;
-}
-
 /* What is asked of the planner. The GPU is used where its rates, and those of the machine around it, are given. */
 static int request(struct run *r, struct plan_request *q, int64_t n_ctx) {
     const struct run_opts *o = &r->o;
@@ -308,6 +298,8 @@ static int request(struct run *r, struct plan_request *q, int64_t n_ctx) {
     if (!n) return err_set(ERR_ARG, "--machine %.60s: there is no GPU to use; longhaul plan --machine predicts without one", o->machine);
     rc = machine_open(&r->machine, o->machine);
     q->machine = &r->machine;
+    if (o->m.ngl_seen && o->m.ngl >= 0) q->pins |= PLAN_PIN_LAYERS, q->n_gpu_layers = o->m.ngl;
+    engine_use_gpu(r->engine, o->m.dev > 0 ? o->m.dev : 0);
     q->vram_limit = r->vram_limit ? r->vram_limit : (size_t)o->vram_mib << 20;
     return rc;
 }
@@ -628,7 +620,7 @@ static void print_json(const struct run *r) {
     json_t *j = json_pack("{s:o, s:o, s:o, s:s, s:o, s:o, s:{s:I, s:I, s:I, s:I}}", "prompt_ids", ids_json(&r->prompt), "ids", ids_json(&r->out),
                           "text", json_stringn(text ? text : "", n), "stop", stop_names[r->stop], "timings", timings, "plan",
                           cli_plan_json(&r->plan), "memory", "host_planned_bytes", (json_int_t)r->plan.host_bytes, "host_peak_bytes",
-                          (json_int_t)cli_rss_peak(), "vram_planned_bytes", (json_int_t)arena_bytes(&r->plan), "vram_peak_bytes", (json_int_t)arena_bytes(&r->plan));
+                          (json_int_t)cli_rss_peak(), "vram_planned_bytes", (json_int_t)plan_arena_bytes(&r->plan), "vram_peak_bytes", (json_int_t)plan_arena_bytes(&r->plan));
     if (clock_simulated()) json_object_set_new(json_object_get(j, "timings"), "simulated", json_true());
     json_dumpf(j, stdout, JSON_COMPACT | JSON_ENSURE_ASCII);
     printf("\n");
@@ -643,7 +635,7 @@ static int load(struct run *r, struct cli_progress *p) {
         cli_progress_end(p);
         if (!rc) break;
         if (rc != ERR_BUDGET || !r->plan.gpu || again == 3) return rc;
-        r->vram_limit = arena_bytes(&r->plan) / 10 * 9;
+        r->vram_limit = plan_arena_bytes(&r->plan) / 10 * 9;
         cli_note("%s; planning with %s of VRAM", err_text(), cli_bytes((double)r->vram_limit));
         rc = make_plan(r);
         if (rc) return rc;

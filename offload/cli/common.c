@@ -175,7 +175,7 @@ int cli_warn(const struct cli_opts *o, const struct engine *e, const struct plan
     int rc = p->gpu ? 0 : cli_gpu_warn(o);
     if (o->flash == 2) return err_set(ERR_ARG, "--flash-attn off: attention is always fused here; leave the option out");
     if (o->ngl_seen && o->ngl > 0 && !p->gpu)
-        rc = degrade(o, rc, "-ngl %lld was asked for, but the engine of this version does not use a GPU: all %d layers run on the CPU",
+        rc = degrade(o, rc, "-ngl %lld was asked for, but only run --machine NAME or FILE uses a GPU: all %d layers run on the CPU",
                      (long long)o->ngl, m->n_layer);
     const struct rope *r = &m->ropes[0];
     double reach = (double)m->n_ctx_train;

@@ -64,6 +64,11 @@ def main():
     rc, out, _ = run({}, *text, "--machine", "v100-16g-pcie3", "--vram-mib", "1", "--json")
     if rc or '"simulated": true' not in out.replace('"simulated":true', '"simulated": true') or '"vram_planned_bytes":0' in out:
         BAD.append(f"--json: {out}")
+    for layers in (0, 2, 5):
+        rc, out, err = run({}, *text, "--machine", "v100-16g-pcie3", "-ngl", str(layers), "--dry-run")
+        parts = [line.split() for line in out.splitlines() if "attention parts" in line]
+        if rc or parts != [["attention", "parts", str(layers), str(5 - layers), "0"]]:
+            BAD.append(f"-ngl {layers}: status {rc}, {parts} {err}")
     expect({}, (*text, "--vram-mib", "1"), 2, err=["--machine"])
     expect({}, (*text, "--machine", "nosuch"), 2, err=["nosuch"])
     expect(none, (*text, "--machine", "v100-16g-pcie3"), 2, err=["no GPU"])
