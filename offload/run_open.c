@@ -557,6 +557,12 @@ void run_close(struct run *r) {
 
 void run_stats_get(const struct run *r, struct run_stats *s) {
     *s = (struct run_stats){.streamed_bytes = r->streamed, .pageable_bytes = r->pageable, .switches = r->switches};
+    if (r->store) {
+        struct kv_store_stats kv;
+        kv_store_stats_get(r->store, &kv);
+        s->kv_pageable_bytes = kv.pageable_bytes;
+        s->flags = kv.flags;
+    }
     if (!r->pipe) return;
     struct pipe_stats p;
     pipe_stats_get(r->pipe, &p);

@@ -16,8 +16,10 @@ struct cpu_opts session_cpu_opts(const struct model *m, const struct plan *p);
 /* Hidden states, logits, decoder and back end scratch. SIZE_MAX: overflow. */
 size_t session_scratch_bytes(const struct model *m, const struct plan *p);
 
-/* What a session has moved since it was opened. */
+/* What a session has moved since it was opened, and on what terms. */
 struct run_stats {
+    size_t kv_pageable_bytes; /* of the KV in host memory: could not be page-locked */
+    bool flags;               /* GPU and CPU tell each other by flags in memory; false: by events, which takes longer */
     double streamed_bytes;  /* weights that crossed the link */
     double pageable_bytes;  /* of them from memory that is not page-locked */
     long switches;          /* changes of phase */

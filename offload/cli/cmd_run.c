@@ -575,6 +575,7 @@ static void print_placement(const struct run *r) {
             p->n_thread, p->n_thread == 1 ? "" : "s", isa_name(p->isa));
     fprintf(stderr, "streamed weights : %s in all, %s of it not page-locked; the phase changed %ld time%s\n", cli_bytes(moved.streamed_bytes),
             cli_bytes(moved.pageable_bytes), moved.switches, moved.switches == 1 ? "" : "s");
+    fprintf(stderr, "hand-over        : by %s\n", moved.flags ? "flags in memory" : "events");
 }
 
 static void print_stats(const struct run *r) {
@@ -643,7 +644,14 @@ static int load(struct run *r, struct cli_progress *p) {
     size_t slow = engine_pageable_bytes(r->engine);
     if (slow && r->o.m.strict) return err_set(ERR_STRICT, "%s of the weights that are copied cannot be page-locked (--strict)", cli_bytes((double)slow));
     if (slow) cli_note("%s of the weights that are copied cannot be page-locked: they go through a small buffer, slower", cli_bytes((double)slow));
-    return session_open(&r->session, r->engine, &r->plan);
+    int rc = session_open(&r->session, r->engine, &r->plan);
+    if (rc) return rc;
+    struct run_stats now;
+    session_stats(r->session, &now);
+    if (!now.kv_pageable_bytes) return 0;
+    if (r->o.m.strict) return err_set(ERR_STRICT, "%s of KV in host memory cannot be page-locked (--strict)", cli_bytes((double)now.kv_pageable_bytes));
+    cli_note("%s of KV in host memory cannot be page-locked: copied slower, and the GPU waits for it", cli_bytes((double)now.kv_pageable_bytes));
+    return 0;
 }
 
 static int work(struct run *r) {
