@@ -77,7 +77,7 @@ def main():
         f.write('{"name": "card", "origin": "edited", "date": "2026-12-01", "gpu": {"name": "V100", "sm": 70, "vram_bytes": 16.94e9}}')
         f.flush()
         expect({"EMU_FAIL": "cudaMalloc:1"}, (*text, "--machine", f.name, "--vram-mib", "8"), 0, out=[plain], err=["planning with"])
-        kv = (*text, "--machine", f.name, "--vram-mib", "1", "-c", "2048")
+        kv = (*text, "--machine", f.name, "--vram-mib", "1", "-c", "512")
         expect({"EMU_FAIL": "cudaHostRegister:2"}, kv, 0, out=[plain], err=["of KV in host memory cannot be page-locked"])
         expect({"EMU_FAIL": "cudaHostRegister:2"}, (*kv, "--strict"), 5, err=["of KV in host memory", "--strict"])
         expect({}, kv, 0, out=[plain], not_err=["page-locked:"])
